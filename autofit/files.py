@@ -1,0 +1,89 @@
+"""JSON files: read with a one-line error, written in one step, checked for writability before work is spent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autofit.errors import FileFormatError, UserError
+
+
+def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
+    """Return the JSON object in `path`.
+
+    Args:
+        what: the file's noun for messages (`result`, `landscape`).
+
+    Raises:
+        FileFormatError: missing, unreadable, not JSON, or not an object.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileFormatError(f"{what} file {str(path)!r} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"{what} file {str(path)!r} cannot be read: {_reason(error)}") from None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{what} file {str(path)!r} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise FileFormatError(f"{what} file {str(path)!r} holds a {type(data).__name__}, not an object")
+    return data
+
+
+def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
+    """Write `data` to `path` through a temporary file beside it, so that a crash leaves the old file whole.
+
+    Raises:
+        UserError: the path cannot be written.
+    """
+    target = Path(path)
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as handle:
+            temporary = handle.name
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise UserError(f"cannot write {str(path)!r}: {_reason(error)}") from None
+
+
+def check_writable(path: str | Path, *, what: str) -> None:
+    """Fail early when `path` could not be written at the end. Creates nothing.
+
+    Raises:
+        UserError: a directory, a missing parent, or no permission.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise UserError(f"{what} {str(path)!r} is a directory", hint="give the path of a file")
+    if not target.parent.is_dir():
+        raise UserError(f"{what} {str(path)!r} cannot be written: {str(target.parent)!r} is not a directory")
+    probe = target if target.exists() else target.parent
+    if not os.access(probe, os.W_OK):
+        raise UserError(f"{what} {str(path)!r} cannot be written: permission denied")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,154 @@
+"""Landscapes: recorded (or modelled) grids of configurations with raw samples, replayable as a device.
+
+File: `{"schema": "autofit/landscape", "version": 1, "spec", "device", "software", "points"}`, each point
+`{"config", "outcome": "completed"|"oom", "micro_step_seconds", "fetch_seconds", "update_seconds",
+"peak_allocated_bytes", "peak_reserved_bytes"}`. Model and device may be unknown here: everything but `points` is optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autofit.config import TrialConfig
+from autofit.device import Device
+from autofit.errors import FileFormatError, UserError
+from autofit.files import read_json_object, write_json
+from autofit.measurement import Measurement, Memory
+
+SCHEMA, VERSION = "autofit/landscape", 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One recorded configuration: a measurement, or None when it was out of memory."""
+
+    config: TrialConfig
+    measurement: Measurement | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The point as the file holds it."""
+        if self.measurement is None:
+            return {"config": self.config.to_json(), "outcome": "oom"}
+        m = self.measurement
+        return {
+            "config": self.config.to_json(),
+            "outcome": "completed",
+            "micro_step_seconds": list(m.micro_step_seconds),
+            "fetch_seconds": list(m.fetch_seconds),
+            "update_seconds": list(m.update_seconds),
+            "peak_allocated_bytes": m.memory.peak_allocated_bytes,
+            "peak_reserved_bytes": m.memory.peak_reserved_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Point:
+        """Inverse of `to_json`."""
+        config = TrialConfig.from_json(data["config"])
+        if data["outcome"] == "oom":
+            return cls(config=config)
+        if data["outcome"] != "completed":
+            raise UserError(f"unknown outcome {data['outcome']!r}")
+        return cls(
+            config=config,
+            measurement=Measurement(
+                micro_step_seconds=tuple(data["micro_step_seconds"]),
+                fetch_seconds=tuple(data.get("fetch_seconds") or ()),
+                update_seconds=tuple(data.get("update_seconds") or ()),
+                memory=Memory(
+                    peak_allocated_bytes=data.get("peak_allocated_bytes"),
+                    peak_reserved_bytes=data.get("peak_reserved_bytes"),
+                ),
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landscape:
+    """A grid: at least one point, no configuration twice, all at one effective batch.
+
+    Attributes:
+        points: the grid.
+        device: where it was recorded; `total_memory_bytes` 0 when unknown.
+        spec: what was asked, as JSON (model, task, seq_len, effective_batch, ...), possibly of a model unknown here.
+        software: versions.
+        modelled: whether the numbers come from traces and rooflines, not from a device.
+    """
+
+    points: tuple[Point, ...]
+    device: Device
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+    modelled: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise FileFormatError("the landscape has no points")
+        batches = {p.config.effective_batch() for p in self.points}
+        if len(batches) > 1:
+            raise FileFormatError(f"the landscape mixes effective batches: {sorted(batches)}")
+        if len({p.config.key() for p in self.points}) != len(self.points):
+            raise FileFormatError("the landscape holds a configuration twice")
+
+    @property
+    def effective_batch(self) -> int:
+        """Of every point (one device)."""
+        return self.points[0].config.effective_batch()
+
+    def to_json(self) -> dict[str, Any]:
+        """The landscape as the file holds it."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "modelled": self.modelled,
+            "spec": dict(self.spec),
+            "device": self.device.to_json(),
+            "software": dict(self.software),
+            "points": [p.to_json() for p in self.points],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the file in one step (a reader never sees half of it)."""
+        write_json(path, self.to_json())
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Landscape:
+        """Inverse of `to_json`.
+
+        Raises:
+            FileFormatError: another schema, a newer version, a point that cannot be read (by position).
+        """
+        if data.get("schema") != SCHEMA:
+            raise FileFormatError(f"not a landscape: schema is {data.get('schema')!r}", hint=f"a landscape says {SCHEMA!r}")
+        version = data.get("version")
+        if not isinstance(version, int) or version > VERSION or version < 1:
+            raise FileFormatError(f"landscape version {version!r} is not readable here", hint="upgrade autofit")
+        raw_points = data.get("points")
+        if not isinstance(raw_points, list):
+            raise FileFormatError("the landscape has no list of points")
+        points = []
+        for position, raw in enumerate(raw_points):
+            try:
+                points.append(Point.from_json(raw))
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                raise FileFormatError(f"point {position} of the landscape is not readable: {error}") from None
+        try:
+            device = Device.from_json({"total_memory_bytes": 0, **(data.get("device") or {})})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise FileFormatError(f"the landscape's device is not readable: {error}") from None
+        return cls(
+            points=tuple(points),
+            device=device,
+            spec=dict(data.get("spec") or {}),
+            software=dict(data.get("software") or {}),
+            modelled=bool(data.get("modelled", False)),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Landscape:
+        """Read a landscape file."""
+        return cls.from_json(read_json_object(path, what="landscape"))
+
+

@@ -1,0 +1,137 @@
+"""What the user asked for: the workload (model, task, data) and the terms of the search."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from autofit.config import Precision
+from autofit.errors import UserError
+
+T = TypeVar("T")
+MAX_EFFECTIVE_BATCH = 1 << 20
+MAX_SEQ_LEN = 1 << 20
+DEFAULT_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is trained. JSON, so that it can be sent to a child and written to a file.
+
+    Attributes:
+        model: hub name, preset name, path of a directory or config file, or a label for a live object.
+        task: an auto class's name in kebab case (`sequence-classification`); None = by architecture.
+        seq_len: tokens per sample (samples of audio for speech); None = by model, see `workload.tasks`.
+        trust_remote_code: whether the model's own Python code may run.
+        attn_implementation: `eager`, `sdpa`, ...; None = the library's choice.
+        objects_path: private cloudpickle file with live objects (model, dataset, ...); None for named models.
+        objects_digest: sha256 of that file: two different objects are two different workloads.
+    """
+
+    model: str
+    task: str | None = None
+    seq_len: int | None = None
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    objects_path: str | None = None
+    objects_digest: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise UserError("no model given", hint="name one with --model, e.g. --model bert-base-uncased")
+        if self.seq_len is not None and not 1 <= self.seq_len <= MAX_SEQ_LEN:
+            raise UserError(f"sequence length must be between 1 and {MAX_SEQ_LEN}, got {self.seq_len}")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Workload:
+        """Inverse of `to_json`; unknown keys are ignored."""
+        return _from_known(cls, data)
+
+    def identity(self) -> str:
+        """A digest of what is trained, without the path of the temporary file it may travel in."""
+        facts = {k: v for k, v in self.to_json().items() if k != "objects_path"}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpec:
+    """The terms of one search.
+
+    Attributes:
+        workload: what is trained.
+        effective_batch: samples per optimizer step, over all devices. Exact.
+        device: `cuda:N`, `cpu`, or None for the first accelerator, else the CPU.
+        memory_limit_bytes: bytes of the device that the run may use, context included; None = what is free, less a margin.
+        precisions, optims, checkpointing, batch_sizes: restrictions of the space; None = all that the device supports.
+        trials: most trials that run (play-off and confirmation not counted); None = no limit but the space.
+        timeout_seconds: for the whole search; None = none.
+        trial_timeout_seconds: for one trial; None = a generous default.
+        sampler: `auto`, `tpe`, `random` or `grid`.
+        seed: of the sampler and of the trials.
+        tolerance: relative speed difference that does not matter (0.01 = 1 %).
+        world_size: devices that share the effective batch.
+    """
+
+    workload: Workload
+    effective_batch: int
+    device: str | None = None
+    memory_limit_bytes: int | None = None
+    precisions: tuple[Precision, ...] | None = None
+    optims: tuple[str, ...] | None = None
+    checkpointing: tuple[bool, ...] | None = None
+    batch_sizes: tuple[int, ...] | None = None
+    trials: int | None = None
+    timeout_seconds: float | None = None
+    trial_timeout_seconds: float | None = None
+    sampler: str = "auto"
+    seed: int = 0
+    tolerance: float = DEFAULT_TOLERANCE
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.effective_batch, bool) or not isinstance(self.effective_batch, int):
+            raise UserError(f"effective batch must be a whole number, got {self.effective_batch!r}")
+        if not 1 <= self.effective_batch <= MAX_EFFECTIVE_BATCH:
+            raise UserError(f"effective batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.effective_batch}")
+        if self.world_size < 1 or self.effective_batch % self.world_size:
+            raise UserError(
+                f"effective batch {self.effective_batch} cannot be shared exactly by {self.world_size} devices",
+                hint="choose a multiple of the number of devices",
+            )
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"trials must be at least 1, got {self.trials}")
+        if not 0 <= self.tolerance < 1:
+            raise UserError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as JSON."""
+        data = {f.name: getattr(self, f.name) for f in fields(self)}
+        data["workload"] = self.workload.to_json()
+        for name in ("precisions", "optims", "checkpointing", "batch_sizes"):
+            data[name] = None if data[name] is None else [str(v) if name == "precisions" else v for v in data[name]]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SearchSpec:
+        """Inverse of `to_json`; unknown keys are ignored."""
+        kept = dict(data)
+        kept["workload"] = Workload.from_json(kept["workload"])
+        for name in ("precisions", "optims", "checkpointing", "batch_sizes"):
+            if kept.get(name) is not None:
+                kept[name] = tuple(Precision(v) if name == "precisions" else v for v in kept[name])
+        return _from_known(cls, kept)
+
+
+def _from_known(cls: type[T], data: Mapping[str, Any]) -> T:
+    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    try:
+        return cls(**{k: v for k, v in data.items() if k in names})
+    except TypeError as error:
+        raise UserError(f"not a {cls.__name__}: {error}") from None
