@@ -46,11 +46,21 @@ class PrecisionFacts:
 
 
 PRECISION_FACTS: Mapping[Precision, PrecisionFacts] = {
-    Precision.FP32: PrecisionFacts(weight_dtype="float32", autocast_dtype=None, fp32_matmul="ieee", arguments={}),
-    Precision.TF32: PrecisionFacts(weight_dtype="float32", autocast_dtype=None, fp32_matmul="tf32", arguments={"tf32": True}),
-    Precision.BF16: PrecisionFacts(weight_dtype="float32", autocast_dtype="bfloat16", fp32_matmul="ieee", arguments={"bf16": True}),
-    Precision.FP16: PrecisionFacts(weight_dtype="float32", autocast_dtype="float16", fp32_matmul="ieee", arguments={"fp16": True}),
-    Precision.PURE_BF16: PrecisionFacts(weight_dtype="bfloat16", autocast_dtype=None, fp32_matmul="ieee", arguments={}),
+    Precision.FP32: PrecisionFacts(
+        weight_dtype="float32", autocast_dtype=None, fp32_matmul="ieee", arguments={}
+    ),
+    Precision.TF32: PrecisionFacts(
+        weight_dtype="float32", autocast_dtype=None, fp32_matmul="tf32", arguments={"tf32": True}
+    ),
+    Precision.BF16: PrecisionFacts(
+        weight_dtype="float32", autocast_dtype="bfloat16", fp32_matmul="ieee", arguments={"bf16": True}
+    ),
+    Precision.FP16: PrecisionFacts(
+        weight_dtype="float32", autocast_dtype="float16", fp32_matmul="ieee", arguments={"fp16": True}
+    ),
+    Precision.PURE_BF16: PrecisionFacts(
+        weight_dtype="bfloat16", autocast_dtype=None, fp32_matmul="ieee", arguments={}
+    ),
 }
 
 
@@ -80,7 +90,9 @@ class TrialConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a positive integer, got {value!r}")
         if not isinstance(self.gradient_checkpointing, bool):
-            raise UserError(f"gradient_checkpointing must be true or false, got {self.gradient_checkpointing!r}")
+            raise UserError(
+                f"gradient_checkpointing must be true or false, got {self.gradient_checkpointing!r}"
+            )
         try:
             object.__setattr__(self, "precision", Precision(self.precision))
         except ValueError:
@@ -118,7 +130,13 @@ class TrialConfig:
         """
         if not isinstance(data, Mapping):
             raise UserError(f"a configuration must be an object, got {type(data).__name__}")
-        known = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "precision", "optim")
+        known = (
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "gradient_checkpointing",
+            "precision",
+            "optim",
+        )
         missing = [name for name in known if name not in data]
         if missing:
             raise UserError(f"a configuration lacks {', '.join(missing)}")
@@ -134,7 +152,10 @@ class TrialConfig:
 
     def label(self) -> str:
         """A short name for tables: `8x8 bf16 ckpt adafactor` (batch x accumulation, ...)."""
-        parts = [f"{self.per_device_train_batch_size}x{self.gradient_accumulation_steps}", str(self.precision)]
+        parts = [
+            f"{self.per_device_train_batch_size}x{self.gradient_accumulation_steps}",
+            str(self.precision),
+        ]
         if self.gradient_checkpointing:
             parts.append("ckpt")
         parts.append(self.optim)

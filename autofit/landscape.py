@@ -121,10 +121,14 @@ class Landscape:
             FileFormatError: another schema, a newer version, a point that cannot be read (by position).
         """
         if data.get("schema") != SCHEMA:
-            raise FileFormatError(f"not a landscape: schema is {data.get('schema')!r}", hint=f"a landscape says {SCHEMA!r}")
+            raise FileFormatError(
+                f"not a landscape: schema is {data.get('schema')!r}", hint=f"a landscape says {SCHEMA!r}"
+            )
         version = data.get("version")
         if not isinstance(version, int) or version > VERSION or version < 1:
-            raise FileFormatError(f"landscape version {version!r} is not readable here", hint="upgrade autofit")
+            raise FileFormatError(
+                f"landscape version {version!r} is not readable here", hint="upgrade autofit"
+            )
         raw_points = data.get("points")
         if not isinstance(raw_points, list):
             raise FileFormatError("the landscape has no list of points")
@@ -150,5 +154,3 @@ class Landscape:
     def load(cls, path: str | Path) -> Landscape:
         """Read a landscape file."""
         return cls.from_json(read_json_object(path, what="landscape"))
-
-

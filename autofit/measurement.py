@@ -118,10 +118,16 @@ class Measurement:
         """Median seconds of one optimizer update."""
         return statistics.median(self.update_seconds) if self.update_seconds else 0.0
 
-    def samples_per_second(self, *, per_device_train_batch_size: int, gradient_accumulation_steps: int) -> float:
+    def samples_per_second(
+        self, *, per_device_train_batch_size: int, gradient_accumulation_steps: int
+    ) -> float:
         """Throughput of one device by the formula of this module."""
         return throughput(
-            per_device_train_batch_size, gradient_accumulation_steps, self.t_micro, self.t_fetch, self.t_update
+            per_device_train_batch_size,
+            gradient_accumulation_steps,
+            self.t_micro,
+            self.t_fetch,
+            self.t_update,
         )
 
     def interval(self, *, per_device_train_batch_size: int, gradient_accumulation_steps: int) -> Interval:
@@ -195,7 +201,9 @@ def t_quantile(degrees_of_freedom: int) -> float:
     )  # fmt: skip
     if degrees_of_freedom < 1:
         raise ValueError("at least one degree of freedom is needed")
-    return table[degrees_of_freedom - 1] if degrees_of_freedom <= len(table) else 1.96 + 2.4 / degrees_of_freedom
+    return (
+        table[degrees_of_freedom - 1] if degrees_of_freedom <= len(table) else 1.96 + 2.4 / degrees_of_freedom
+    )
 
 
 def _resampled_median(values: Sequence[float], rng: random.Random) -> float:

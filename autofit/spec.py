@@ -99,7 +99,9 @@ class SearchSpec:
         if isinstance(self.effective_batch, bool) or not isinstance(self.effective_batch, int):
             raise UserError(f"effective batch must be a whole number, got {self.effective_batch!r}")
         if not 1 <= self.effective_batch <= MAX_EFFECTIVE_BATCH:
-            raise UserError(f"effective batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.effective_batch}")
+            raise UserError(
+                f"effective batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.effective_batch}"
+            )
         if self.world_size < 1 or self.effective_batch % self.world_size:
             raise UserError(
                 f"effective batch {self.effective_batch} cannot be shared exactly by {self.world_size} devices",
@@ -115,7 +117,9 @@ class SearchSpec:
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["workload"] = self.workload.to_json()
         for name in ("precisions", "optims", "checkpointing", "batch_sizes"):
-            data[name] = None if data[name] is None else [str(v) if name == "precisions" else v for v in data[name]]
+            data[name] = (
+                None if data[name] is None else [str(v) if name == "precisions" else v for v in data[name]]
+            )
         return data
 
     @classmethod

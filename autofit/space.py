@@ -1,0 +1,274 @@
+"""The search space: every configuration that multiplies out exactly and that this machine can run.
+
+Batch sizes are divisors only (`divisors(effective_batch / world_size)`), never rounded; accumulation follows. Multiples of 8 (tensor cores work
+on tiles of 8 in 16 bit) come first in order, but every divisor stays legal: published winners were 93, 14 and 3 as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from autofit.config import Precision, Scalar, TrialConfig
+from autofit.errors import UserError
+
+T = TypeVar("T")
+GEMM_GRANULARITY = 8
+DEFAULT_OPTIMS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adamw_bnb_8bit")
+DEFAULT_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.TF32, Precision.FP32)
+BNB_OPTIMS = ("bnb", "8bit", "ademamix", "lion", "paged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """A choice that was taken out of the space: `knob` (a field of TrialConfig), the value, and why."""
+
+    knob: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What device, packages and model allow, as a child reported it.
+
+    Attributes:
+        device_kind: `cuda` or `cpu`.
+        precisions: computed natively by the device.
+        optims: every name that the installed TrainingArguments accepts.
+        missing_packages: package -> why it cannot be used (`not installed`, an import error).
+        supports_checkpointing: whether the model class implements it.
+        model_name: for messages.
+        weights_dtype: dtype of a live model's own parameters; None when autofit builds the model.
+    """
+
+    device_kind: str
+    precisions: tuple[Precision, ...]
+    optims: tuple[str, ...]
+    missing_packages: Mapping[str, str] = field(default_factory=dict)
+    supports_checkpointing: bool = True
+    model_name: str = "the model"
+    weights_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """All legal configurations, most conventional first.
+
+    Attributes:
+        configs: no two equal, all with the exact product.
+        removals: what is not in it, and why.
+        notes: sentences for the user.
+    """
+
+    configs: tuple[TrialConfig, ...]
+    removals: tuple[Removal, ...] = ()
+    notes: tuple[str, ...] = ()
+    _by_key: dict[str, TrialConfig] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.configs:
+            raise UserError(
+                "the space is empty: no configuration is left",
+                hint="loosen --precision, --optim, --checkpointing or --batch-size",
+            )
+        self._by_key.update((config.key(), config) for config in self.configs)
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, TrialConfig) and config.key() in self._by_key
+
+    def choices(self) -> dict[str, tuple[Scalar, ...]]:
+        """Parameter name -> its values in order of first appearance; extras under their own names."""
+        found: dict[str, dict[Scalar, None]] = {}
+        for config in self.configs:
+            for name, value in self.params_of(config).items():
+                found.setdefault(name, {}).setdefault(value, None)
+        return {name: tuple(values) for name, values in found.items()}
+
+    def params_of(self, config: TrialConfig) -> dict[str, Scalar]:
+        """The configuration as Optuna parameters: accumulation is derived, so it is not one."""
+        params = config.to_json()
+        del params["gradient_accumulation_steps"]
+        return params
+
+    def config_of(self, params: Mapping[str, Scalar]) -> TrialConfig | None:
+        """The legal configuration with these parameters; None when the combination is not in the space."""
+        sizes = self._accumulations()
+        batch = params["per_device_train_batch_size"]
+        if batch not in sizes:
+            return None
+        data = {**params, "gradient_accumulation_steps": sizes[batch]}
+        return self._by_key.get(TrialConfig.from_json(data).key())
+
+    def _accumulations(self) -> dict[Scalar, int]:
+        return {c.per_device_train_batch_size: c.gradient_accumulation_steps for c in self.configs}
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of `number` (>= 1), ascending."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(small + [number // d for d in reversed(small) if d * d != number])
+
+
+def preferred_order(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Multiples of the GEMM granularity first, each part ascending."""
+    return tuple(sorted(sizes, key=lambda size: (size % GEMM_GRANULARITY != 0, size)))
+
+
+def build_space(
+    *,
+    effective_batch: int,
+    capabilities: Capabilities,
+    precisions: Sequence[Precision] | None = None,
+    optims: Sequence[str] | None = None,
+    checkpointing: Sequence[bool] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    extras: Sequence[tuple[tuple[str, Scalar], ...]] = ((),),
+    world_size: int = 1,
+) -> Space:
+    """Return the space for this device and model.
+
+    A choice that the user named and that cannot run is an error; a default choice that cannot run is removed with its reason.
+
+    Args:
+        effective_batch: samples per optimizer step over all devices.
+        precisions, optims, checkpointing, batch_sizes: the user's restrictions; None = the defaults.
+        extras: alternatives for further keywords; one empty alternative = none.
+        world_size: devices that share the effective batch.
+
+    Raises:
+        UserError: a named choice is impossible here, or nothing is left.
+    """
+    if effective_batch % world_size:
+        raise UserError(f"effective batch {effective_batch} is not a multiple of {world_size} devices")
+    per_device = effective_batch // world_size
+    removals: list[Removal] = []
+    sizes = _batch_sizes(per_device, batch_sizes)
+    kept_precisions = _kept(
+        "precision",
+        precisions,
+        DEFAULT_PRECISIONS,
+        lambda p: precision_problem(Precision(p), capabilities),
+        removals,
+    )
+    kept_optims = _kept(
+        "optim", optims, DEFAULT_OPTIMS, lambda o: optim_problem(str(o), capabilities), removals
+    )
+    kept_ckpt = _kept(
+        "gradient_checkpointing",
+        checkpointing,
+        (False, True),
+        lambda c: checkpointing_problem(bool(c), capabilities),
+        removals,
+    )
+    configs = tuple(
+        TrialConfig(
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=per_device // size,
+            gradient_checkpointing=bool(ckpt),
+            precision=Precision(precision),
+            optim=str(optim),
+            extra=extra,
+        )
+        for ckpt in kept_ckpt
+        for precision in kept_precisions
+        for optim in kept_optims
+        for extra in extras
+        for size in sizes
+    )
+    notes = []
+    if (
+        batch_sizes is None
+        and per_device >= GEMM_GRANULARITY
+        and not any(s % GEMM_GRANULARITY == 0 for s in sizes)
+    ):
+        notes.append(
+            f"{per_device} has no divisor that is a multiple of {GEMM_GRANULARITY}: tensor cores prefer such batch sizes; all divisors are searched"
+        )
+    return Space(configs=configs, removals=tuple(removals), notes=tuple(notes))
+
+
+def precision_problem(precision: Precision, caps: Capabilities) -> str | None:
+    """Why `precision` cannot (or should not) run here; None when it can."""
+    needs = Precision.BF16 if precision is Precision.PURE_BF16 else precision
+    if caps.weights_dtype not in (None, "float32") and precision in (
+        Precision.FP32,
+        Precision.TF32,
+        Precision.FP16,
+    ):
+        return f"the model's own weights are {caps.weights_dtype}: load it in float32 to train in {precision}"
+    if needs in caps.precisions:
+        return None
+    if precision is Precision.FP16 and caps.device_kind == "cpu":
+        return "fp16 has no effect on the CPU (the library ignores it silently)"
+    if needs is Precision.TF32:
+        return "tf32 needs an NVIDIA card of compute capability 8.0 or newer"
+    if needs is Precision.BF16:
+        return "bf16 is not native on this device: it would be emulated and slow"
+    return f"{precision} is not supported on this device"
+
+
+def optim_problem(optim: str, caps: Capabilities) -> str | None:
+    """Why `optim` cannot run here; None when it can."""
+    if optim not in caps.optims:
+        return "the installed transformers does not know it"
+    bnb = caps.missing_packages.get("bitsandbytes")
+    if bnb is not None and any(part in optim for part in BNB_OPTIMS):
+        return f"needs bitsandbytes, which is {bnb}"
+    if caps.device_kind == "cpu" and optim.startswith("paged_ademamix"):
+        return "paged memory needs CUDA"
+    return None
+
+
+def checkpointing_problem(checkpointing: bool, caps: Capabilities) -> str | None:
+    """Why checkpointing cannot be switched on; None when it can."""
+    if checkpointing and not caps.supports_checkpointing:
+        return f"{caps.model_name} does not implement gradient checkpointing"
+    return None
+
+
+def _batch_sizes(per_device: int, asked: Sequence[int] | None) -> tuple[int, ...]:
+    legal = divisors(per_device)
+    if asked is None:
+        return preferred_order(legal)
+    for size in asked:
+        if size not in legal:
+            near = sorted(legal, key=lambda d: abs(d - size))[:3]
+            raise UserError(
+                f"batch size {size} does not divide the effective batch {per_device} exactly",
+                hint=f"nearest that do: {', '.join(map(str, sorted(near)))}",
+            )
+    return preferred_order(dict.fromkeys(asked))
+
+
+def _kept(
+    knob: str,
+    asked: Sequence[T] | None,
+    defaults: Sequence[T],
+    problem: Callable[[T], str | None],
+    removals: list[Removal],
+) -> list[T]:
+    """Choices of one knob that can run; fills `removals`, raises for a choice that the user named."""
+    kept = []
+    for value in dict.fromkeys(defaults if asked is None else asked):
+        reason = problem(value)
+        if reason is None:
+            kept.append(value)
+        elif asked is not None:
+            raise UserError(f"{knob} {value} cannot be used: {reason}", hint=_knob_hint(knob))
+        else:
+            removals.append(Removal(knob=knob, value=str(value), reason=reason))
+    return kept
+
+
+def _knob_hint(knob: str) -> str:
+    return (
+        "autofit doctor lists what this machine can search"
+        if knob != "optim"
+        else "autofit doctor lists the optimizers that work here"
+    )
