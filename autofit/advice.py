@@ -1,0 +1,251 @@
+"""What to try next and when to stop: decisions from beliefs about speed and memory. Pure; Optuna is in `sampler`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autofit.config import TrialConfig
+from autofit.measurement import Interval
+from autofit.posterior import Array
+from autofit.predict import MemoryBelief, is_memory_failure
+from autofit.speed import Observation, SpeedModel
+from autofit.trial import Outcome, TrialRecord
+from autofit.units import format_bytes
+
+DRAWS = 576
+LEVEL = 0.95
+CONTENDERS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """An untested configuration and what is believed of it.
+
+    Attributes:
+        config: never run.
+        samples_per_second: predicted median.
+        interval: predicted 95 % interval of throughput.
+        fit_probability: that it fits under the memory limit.
+        beats_probability: that it fits and is faster than the best by more than the tolerance.
+    """
+
+    config: TrialConfig
+    samples_per_second: float
+    interval: Interval
+    fit_probability: float
+    beats_probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Why the search may stop.
+
+    Attributes:
+        statement: one sentence.
+        tolerance: relative speed difference that does not matter.
+        best: the configuration it is about.
+        untested: configurations that were never run.
+        contenders: the closest of them, most dangerous first.
+    """
+
+    statement: str
+    tolerance: float
+    best: TrialConfig
+    untested: int
+    contenders: tuple[Contender, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The next trial, or the end.
+
+    Attributes:
+        config: what to try next; None when every configuration was tried or cannot be.
+        why: one sentence.
+        best: fastest configuration run so far by the model's smoothed belief; None before any completed.
+        open: untested configurations that may still beat the best.
+        contenders: closest untested configurations.
+        certificate: present when nothing is open.
+    """
+
+    config: TrialConfig | None
+    why: str
+    best: TrialConfig | None
+    open: int
+    contenders: tuple[Contender, ...]
+    certificate: Certificate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beliefs:
+    """All that a decision needs, by position among the configurations.
+
+    Attributes:
+        speed: (draws, configs) log samples/s.
+        fits: (configs,) probability to fit and to run soundly.
+        tested: (configs,) whether it was run, or answered without a run.
+        best: position of the fastest completed one; None before any.
+    """
+
+    speed: Array
+    fits: Array
+    tested: np.ndarray
+    best: int | None
+
+
+class Advisor:
+    """Decides over a fixed list of configurations; same records and seed, same advice.
+
+    Args:
+        configs: the space.
+        speed: belief about speed over the same configurations.
+        memory: belief about memory over the same configurations.
+        tolerance: relative speed difference that does not matter.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[TrialConfig],
+        *,
+        speed: SpeedModel,
+        memory: MemoryBelief,
+        tolerance: float,
+        seed: int,
+    ) -> None:
+        self._configs = tuple(configs)
+        self._row = {config: row for row, config in enumerate(self._configs)}
+        self._speed, self._memory = speed, memory
+        self._tolerance, self._seed = tolerance, seed
+
+    def beliefs(self, records: Sequence[TrialRecord]) -> Beliefs:
+        """Condition both models on the records; configurations that are not in the space are ignored."""
+        known = sorted((r for r in records if r.config in self._row), key=lambda r: r.number)
+        rng = np.random.default_rng([self._seed, len(known)])
+        observed = [Observation.of(r.config, r.measurement) for r in known if r.measurement is not None]
+        tested = np.zeros(len(self._configs), dtype=bool)
+        tested[[self._row[r.config] for r in known]] = True
+        draws = self._speed.log_speed_draws(observed, DRAWS, rng)
+        fits = self._memory.update(known, rng) * soundness(self._configs, known)
+        best = None
+        if observed:
+            completed = sorted({self._row[o.config] for o in observed})
+            best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
+        return Beliefs(speed=draws, fits=fits, tested=tested, best=best)
+
+    def advise(self, records: Sequence[TrialRecord]) -> Advice:
+        """Return the most promising untested configuration, and whether the search may end."""
+        beliefs = self.beliefs(records)
+        untested = np.flatnonzero(~beliefs.tested & (beliefs.fits > 0.0))
+        if beliefs.best is None:
+            return self._first(beliefs, untested)
+        log_gain = beliefs.speed - beliefs.speed[:, [beliefs.best]]
+        beats = beliefs.fits * (log_gain > np.log1p(self._tolerance)).mean(axis=0)
+        open_rows = untested[beats[untested] > 1.0 - LEVEL]
+        contenders = self._contenders(beliefs, beats, untested)
+        certificate = None
+        if not len(open_rows):
+            certificate = self._certificate(beliefs.best, len(untested), contenders)
+        if not len(untested):
+            return Advice(
+                config=None, why="every configuration that can run was tried", best=self._configs[beliefs.best],
+                open=0, contenders=(), certificate=certificate,
+            )  # fmt: skip
+        pool = open_rows if len(open_rows) else untested
+        chosen = int(pool[np.argmax(_score(beliefs, log_gain, pool, self._tolerance))])
+        return Advice(
+            config=self._configs[chosen],
+            why=self._reason(chosen, beliefs, log_gain, float(beats[chosen])),
+            best=self._configs[beliefs.best],
+            open=len(open_rows),
+            contenders=contenders,
+            certificate=certificate,
+        )
+
+    def _first(self, beliefs: Beliefs, untested: np.ndarray) -> Advice:
+        """Before anything completed: the fastest by prior among those that most likely fit."""
+        if not len(untested):
+            return Advice(
+                config=None, why="no configuration is left that may fit", best=None, open=0, contenders=(), certificate=None
+            )  # fmt: skip
+        likely = untested[beliefs.fits[untested] >= min(0.9, beliefs.fits[untested].max() - 1e-9)]
+        chosen = int(likely[np.argmax(beliefs.speed[:, likely].mean(axis=0))])
+        return Advice(
+            config=self._configs[chosen],
+            why=f"fastest by prior among those likely to fit ({beliefs.fits[chosen]:.0%})",
+            best=None,
+            open=len(untested),
+            contenders=(),
+            certificate=None,
+        )
+
+    def _contenders(self, beliefs: Beliefs, beats: Array, untested: np.ndarray) -> tuple[Contender, ...]:
+        upper = beliefs.speed.mean(axis=0) + 2 * beliefs.speed.std(axis=0)
+        order = sorted(untested, key=lambda row: (-beats[row], -upper[row]))[:CONTENDERS]
+        found = []
+        for row in order:
+            low, middle, high = np.exp(np.quantile(beliefs.speed[:, row], [0.025, 0.5, 0.975]))
+            found.append(
+                Contender(
+                    config=self._configs[row],
+                    samples_per_second=float(middle),
+                    interval=Interval(low=float(low), high=float(high)),
+                    fit_probability=float(beliefs.fits[row]),
+                    beats_probability=float(beats[row]),
+                )
+            )
+        return tuple(found)
+
+    def _certificate(self, best: int, untested: int, contenders: tuple[Contender, ...]) -> Certificate:
+        statement = (
+            f"none of the {untested} untested configurations is predicted, at {LEVEL:.0%}, to fit and to beat "
+            f"{self._configs[best].label()} by more than {self._tolerance:.1%}"
+        )
+        if not untested:
+            statement = "every configuration that can run was tried"
+        return Certificate(
+            statement=statement,
+            tolerance=self._tolerance,
+            best=self._configs[best],
+            untested=untested,
+            contenders=contenders,
+        )
+
+    def _reason(self, row: int, beliefs: Beliefs, log_gain: Array, beats: float) -> str:
+        gain = np.exp(np.quantile(log_gain[:, row], [0.025, 0.5, 0.975])) - 1
+        text = f"predicted {gain[1]:+.0%} against the best ({gain[0]:+.0%} to {gain[2]:+.0%})"
+        forecast = self._memory.forecast(self._configs[row])
+        if forecast is not None:
+            text += f", {format_bytes(forecast.bytes)} needed"
+        return f"{text}, fits with {beliefs.fits[row]:.0%}: {beats:.0%} to win by more than {self._tolerance:.1%}"
+
+
+def soundness(configs: Sequence[TrialConfig], records: Sequence[TrialRecord]) -> Array:
+    """Return (configs,) probability that each runs soundly, from failures that memory does not explain.
+
+    A value of a knob (an optimizer, a precision, ...) that never completed and failed `n` times is trusted with 0.5^n; one that completed
+    once is not suspected. The configuration itself is judged by its least trusted value.
+    """
+    good: set[tuple[str, object]] = set()
+    bad: dict[tuple[str, object], int] = {}
+    for record in records:
+        if record.outcome is Outcome.COMPLETED:
+            good.update(record.config.to_json().items())
+        elif record.outcome in (Outcome.FAILED, Outcome.INFEASIBLE) and not is_memory_failure(record):
+            for value in record.config.to_json().items():
+                bad[value] = bad.get(value, 0) + 1
+    trust = {value: 0.5**times for value, times in bad.items() if value not in good}
+    if not trust:
+        return np.ones(len(configs))
+    return np.array([min(trust.get(value, 1.0) for value in c.to_json().items()) for c in configs])
+
+
+def _score(beliefs: Beliefs, log_gain: Array, pool: np.ndarray, tolerance: float) -> Array:
+    gain = np.maximum(np.exp(log_gain[:, pool]) - 1.0 - 0.0 * tolerance, 0.0).mean(axis=0)
+    return np.asarray(gain * beliefs.fits[pool], dtype=np.float64)
+
+
+Scorer = Callable[[Beliefs, Array, np.ndarray, float], Array]

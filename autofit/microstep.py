@@ -1,0 +1,225 @@
+"""Seconds of one micro-step over precision, checkpointing, extras and batch: a physical form plus what it misses.
+
+The form: a part that does not grow with the batch (kernel launches, weight traffic) and a part that does (`work`):
+
+    t = (fixed^k + work^k)^(1/k)        k = 1: they add up; k large: the slower one hides the other
+
+Its unknowns, all in logarithms, with priors from physics and nothing tuned to a landscape: at which batch the two parts are
+equal; how much faster each precision computes (up to the ratio of the units' peaks, about 8 to 16, or slower where it is
+emulated); what recomputation costs (a third of the work); what extras change. With a roofline the work is the roofline's,
+up to an efficiency per precision.
+
+What the form misses is a Gaussian process over the cells: by class, smooth in the batch, by the batch's alignment to 8,
+and one part of its own per cell (tile and wave quantisation). Its scale is an unknown too: where the form fits, intervals
+shrink; where there are cliffs, they grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autofit.config import Precision, TrialConfig
+from autofit.gaussian import Indices, cells_of, same
+from autofit.posterior import Array, tempered_draws
+
+# name -> (mean, standard deviation); natural logarithms unless said otherwise.
+_BASE = {
+    "level": (0.0, 0.3),  # of the first cell seen, about what was seen
+    "balance": (0.0, 2.0),  # batch at which fixed part and work are equal, fp32, no checkpointing
+    "sharpness": (0.4, 0.5),  # k
+    "scale": (0.0, 0.7),  # of the misfit
+}
+_HALF = (1.1, 0.7)  # 16 bit against fp32: median 3x, 95 %: 0.75x .. 12x
+_HALF_ROOF = (0.0, 0.35)  # efficiency of 16 bit against the roofline's
+_TF32_SHARE = (0.6, 0.25)  # tf32's gain as a share of 16 bit's, not a logarithm
+_FP16_OVER_BF16 = (0.0, 0.08)
+_PURE_OVER_BF16 = (0.1, 0.2)
+_HALF_FIXED = (0.15, 0.2)  # autocast adds casts: more launches
+_RECOMPUTE = (0.285, 0.06)  # log 1.33: forward is a third of the work
+_RECOMPUTE_FIXED = (0.285, 0.12)
+_EXTRA = (0.0, 0.2)
+_MISFIT = {"class": 0.04, "batch": 0.05, "batch_in_class": 0.04, "aligned": 0.03, "cell": 0.025}
+_HALF_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.PURE_BF16)
+_INTO_BACKWARD = ("lomo", "layerwise")  # optimizers that update inside backward: their cost is in the micro-step
+PARTICLES = 192
+
+
+class MicroStepModel:
+    """Belief about log `t_micro`.
+
+    Args:
+        configs: columns of `draws`.
+        roofs: seconds of the roofline per configuration; used only when all are given.
+    """
+
+    def __init__(self, configs: Sequence[TrialConfig], roofs: Sequence[float | None]) -> None:
+        cells, self._index = cells_of([_cell(c) for c in configs])
+        self._roof: Array | None = None
+        if all(roof is not None and roof > 0 for roof in roofs):
+            by_cell = {int(i): float(r) for i, r in zip(self._index, roofs) if r is not None}
+            self._roof = np.log([by_cell[i] for i in range(len(cells))])
+        self._batch = np.log([float(c[3]) for c in cells])
+        self._precisions = [c[0] for c in cells]
+        self._checkpointing = np.array([float(c[1]) for c in cells])
+        values = dict.fromkeys(pair for c in cells for pair in c[2])
+        self._extras = np.array([[float(v in c[2]) for v in values] for c in cells]).reshape(len(cells), -1)
+        self._names = self._unknowns(len(values))
+        self._covariance = _misfit(cells)
+        self._root = np.linalg.cholesky(self._covariance + 1e-10 * np.eye(len(cells)))
+
+    def draws(self, rows: Indices, seen: Array, count: int, rng: np.random.Generator) -> Array:
+        """Return (count, configurations) joint draws of log `t_micro`.
+
+        Args:
+            rows: (k,) position among the configurations of each sighting.
+            seen: (k, 2) log seconds and standard error.
+            count: number of draws.
+            rng: source of randomness.
+        """
+        cells = self._index[rows]
+        anchor = int(cells[0]) if len(cells) else None
+        level = float(seen[0, 0]) if len(seen) else self._free_level()
+        means = np.array([m for m, _ in self._names.values()])
+        spreads = np.array([s for _, s in self._names.values()])
+        particles = means + spreads * rng.standard_normal((PARTICLES, len(means)))
+        unique = np.unique(cells)
+        if len(cells):
+            misfit = _Misfit(self._covariance[np.ix_(cells, cells)], seen[:, 1])
+
+            def likelihood(theta: Array) -> Array:
+                form = self._form(theta, unique, anchor) + level
+                rest = seen[:, 0] - form[:, np.searchsorted(unique, cells)]
+                return misfit.log_likelihood(rest, np.exp(theta[:, self._column("scale")]))
+
+            particles = tempered_draws(
+                particles, lambda theta: -0.5 * (((theta - means) / spreads) ** 2).sum(axis=1), likelihood, rng
+            )
+        chosen = particles[np.arange(count) % PARTICLES]
+        scale = np.exp(chosen[:, self._column("scale")])[:, None]
+        everywhere = np.arange(len(self._batch))
+        values = level + self._form(particles, everywhere, anchor)[np.arange(count) % PARTICLES]
+        values += scale * (rng.standard_normal(values.shape) @ self._root.T)
+        if len(cells):
+            noisy = values[:, cells] + seen[:, 1] * rng.standard_normal((count, len(cells)))
+            values += misfit.pull(seen[:, 0] - noisy, scale[:, 0]) @ self._covariance[cells]
+        return np.asarray(values[:, self._index], dtype=np.float64)
+
+    def _unknowns(self, extras: int) -> dict[str, tuple[float, float]]:
+        names = dict(_BASE)
+        present = set(self._precisions)
+        if present & set(_HALF_PRECISIONS):
+            names |= {"half": _HALF if self._roof is None else _HALF_ROOF, "half_fixed": _HALF_FIXED}
+        if Precision.FP16 in present:
+            names["fp16"] = _FP16_OVER_BF16
+        if Precision.PURE_BF16 in present:
+            names["pure"] = _PURE_OVER_BF16
+        if Precision.TF32 in present:
+            names["tf32"] = _TF32_SHARE if self._roof is None else _HALF_ROOF
+            names.setdefault("half", _HALF)
+        if self._checkpointing.any():
+            names |= {"recompute": _RECOMPUTE, "recompute_fixed": _RECOMPUTE_FIXED}
+        for number in range(extras):
+            names |= {f"extra{number}": _EXTRA, f"extra_fixed{number}": _EXTRA}
+        return names
+
+    def _column(self, name: str) -> int:
+        return list(self._names).index(name)
+
+    def _free_level(self) -> float:
+        return float(self._roof[0]) if self._roof is not None else 0.0
+
+    def _form(self, theta: Array, cells: Indices, anchor: int | None) -> Array:
+        """(particles, cells) log seconds by the form, less that of the anchor cell, plus the level."""
+        at = {name: theta[:, column][:, None] for column, name in enumerate(self._names)}
+        points = cells if anchor is None else np.append(cells, anchor)
+        work, fixed = self._work(at, points), self._fixed(at, points)
+        sharp = np.exp(at["sharpness"])
+        high, low = np.maximum(work, fixed), np.minimum(work, fixed)
+        log_seconds = high + np.log1p(np.exp(sharp * (low - high))) / sharp
+        reference = log_seconds[:, :1] if anchor is None else log_seconds[:, -1:]
+        return np.asarray(log_seconds[:, : len(cells)] - reference + at["level"], dtype=np.float64)
+
+    def _work(self, at: dict[str, Array], cells: Indices) -> Array:
+        """Log of the part that grows with the batch; fp32 without checkpointing at batch 1 is 0 (or the roofline's)."""
+        gains = np.hstack([self._gain(at, p) for p in dict.fromkeys(self._precisions)])
+        order = list(dict.fromkeys(self._precisions))
+        column = np.array([order.index(self._precisions[i]) for i in cells])
+        work: Array = -gains[:, column]
+        if self._roof is None:
+            work = work + self._batch[cells]
+            if "recompute" in at:
+                work = work + at["recompute"] * self._checkpointing[cells]
+        else:
+            work = work + self._roof[cells] - self._roof.min()
+            if "recompute" in at:
+                work = work + (at["recompute"] - _RECOMPUTE[0]) * self._checkpointing[cells]
+        for number in range(self._extras.shape[1]):
+            work = work + at[f"extra{number}"] * self._extras[cells, number]
+        return work
+
+    def _gain(self, at: dict[str, Array], precision: Precision) -> Array:
+        if precision is Precision.FP32:
+            return np.zeros_like(at["level"])
+        if precision is Precision.TF32:
+            return at["tf32"] * at["half"] if self._roof is None else at["tf32"]
+        gain = at["half"]
+        if precision is Precision.FP16:
+            gain = gain + at["fp16"]
+        if precision is Precision.PURE_BF16:
+            gain = gain + at["pure"]
+        return gain
+
+    def _fixed(self, at: dict[str, Array], cells: Indices) -> Array:
+        """Log of the part that does not grow with the batch, in the same unit as the work."""
+        fixed: Array = at["balance"] + np.zeros((1, len(cells)))
+        autocast = np.array([float(self._precisions[i] in (Precision.BF16, Precision.FP16)) for i in cells])
+        if "half_fixed" in at:
+            fixed = fixed + at["half_fixed"] * autocast
+        if "recompute_fixed" in at:
+            fixed = fixed + at["recompute_fixed"] * self._checkpointing[cells]
+        for number in range(self._extras.shape[1]):
+            fixed = fixed + at[f"extra_fixed{number}"] * self._extras[cells, number]
+        return fixed
+
+
+class _Misfit:
+    """Likelihood of the Gaussian process at the sightings for any scale, from one eigendecomposition."""
+
+    def __init__(self, covariance: Array, errors: Array) -> None:
+        self._weight = 1.0 / errors
+        values, self._axes = np.linalg.eigh(covariance * np.outer(self._weight, self._weight))
+        self._values = np.maximum(values, 0.0)
+
+    def log_likelihood(self, rest: Array, scale: Array) -> Array:
+        """(n,) log likelihood of residuals (n, k) where the process has scale (n,)."""
+        variance = 1.0 + scale[:, None] ** 2 * self._values
+        along = (rest * self._weight) @ self._axes
+        return np.asarray(-0.5 * (along**2 / variance + np.log(variance)).sum(axis=1), dtype=np.float64)
+
+    def pull(self, rest: Array, scale: Array) -> Array:
+        """(n, k) weights: times the covariance to the sightings, the process's move towards the residuals (n, k)."""
+        squared = scale[:, None] ** 2
+        along = (rest * self._weight) @ self._axes / (1.0 + squared * self._values)
+        return np.asarray(squared * ((along @ self._axes.T) * self._weight), dtype=np.float64)
+
+
+def _cell(config: TrialConfig) -> tuple[Precision, bool, tuple[object, ...], int]:
+    extra: tuple[object, ...] = config.extra
+    if any(part in config.optim for part in _INTO_BACKWARD):
+        extra = (*extra, ("optim", config.optim))
+    return config.precision, config.gradient_checkpointing, extra, config.per_device_train_batch_size
+
+
+def _misfit(cells: Sequence[tuple[Precision, bool, tuple[object, ...], int]]) -> Array:
+    """Covariance of what the physical form misses, at scale 1."""
+    octave = np.log2([float(c[3]) for c in cells])
+    apart = np.abs(octave[:, None] - octave[None, :])
+    classes = same([c[:3] for c in cells])
+    alignment = [(min(3, (c[3] & -c[3]).bit_length() - 1), c[0] in _HALF_PRECISIONS) for c in cells]
+    covariance = _MISFIT["class"] ** 2 * classes
+    covariance = covariance + _MISFIT["batch"] ** 2 * np.exp(-0.5 * (apart / 2.0) ** 2)
+    covariance = covariance + _MISFIT["batch_in_class"] ** 2 * classes * np.exp(-0.5 * (apart / 1.5) ** 2)
+    covariance = covariance + _MISFIT["aligned"] ** 2 * same(alignment)
+    return np.asarray(covariance + _MISFIT["cell"] ** 2 * np.eye(len(cells)), dtype=np.float64)
