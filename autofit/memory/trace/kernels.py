@@ -1,0 +1,167 @@
+"""What CUDA kernels do that the dispatcher does not show.
+
+Two things: kernels that a CPU-only build lacks, so that it would decompose an operator which a GPU runs whole; and
+memory that a kernel takes from the caching allocator for itself. The sizes follow the sources of PyTorch
+(`EmbeddingBackwardKernel.cu`, `attention_backward.cu`, `kernel_backward.h` of the memory-efficient kernel, `flash_api.cpp`,
+`CublasHandlePool.cpp`, `ForeachReduceOp.cu`); none is fitted. Not covered: workspaces that cuDNN chooses at run time, and temporary
+buffers of reductions and sorts (well under a MiB each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autofit.units import MIB
+
+aten = torch.ops.aten
+Groups = list[list[int]]  # groups of bytes: each group is taken together and given back before the next
+Workspace = Callable[[Sequence[Any], tuple[int, int]], Groups]
+
+_EMBEDDING_SORT_ABOVE = 3072  # indices; up to here one kernel without temporaries
+_ROWS_PER_PARTIAL = 10
+_TILE = 64
+_GRAD_Q_TILE_HEADER = 16  # bytes of lock and counter before each tile of the accumulator
+_TENSOR_CHUNK = 65536
+_stubs: list[torch.library.Library] = []
+
+GEMMS = frozenset(
+    (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._addmm_activation.default,
+        aten.addmv.default,
+        aten.mv.default,
+        aten.dot.default,
+    )
+)
+CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
+
+
+def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
+    """Bytes that PyTorch gives each cuBLAS handle (one per thread that multiplies); cuBLASLt shares them.
+
+    32 MiB on compute capability 9, 10 and 12, else 2 x 4 MiB + 8 x 16 KiB.
+    """
+    return 32 * MIB if capability[0] in (9, 10, 12) else 2 * 4 * MIB + MIB // 8
+
+
+def register_missing_kernels() -> list[str]:
+    """Keep operators whole that a CPU-only build would decompose above the fake mode. Idempotent.
+
+    They have an implicit composite fallback and real kernels on CPU and CUDA; with no CUDA kernel registered the
+    dispatcher falls back, which changes temporaries and what backward saves. A dummy kernel, never called under the fake
+    mode, restores the choice a GPU makes.
+    """
+    if _stubs or torch.backends.cuda.is_built():
+        return []
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    names = [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and has(name, "CPU")
+    ]
+    names += [name for name in ("aten::_fused_rms_norm",) if torch._C._dispatch_find_schema_or_throw(name, "")]
+    library = torch.library.Library("aten", "IMPL", "CUDA")
+    done = [name for name in names if not has(name, "CUDA")]
+    for name in done:
+        library.impl(name.removeprefix("aten::"), _never_called)
+    _stubs.append(library)
+    return done
+
+
+def _never_called(*_args: Any, **_kwargs: Any) -> None:
+    raise RuntimeError("a stand-in for a CUDA kernel was called on a real tensor")
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def embedding_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """Above 3072 indices they are sorted and rows are summed in partial segments of ten, in fp32."""
+    grad, indices, rows = args[0], args[1], args[2]
+    count, stride = indices.numel(), grad.shape[-1]
+    if count <= _EMBEDDING_SORT_ABOVE:
+        return []
+    index_bytes = count * indices.element_size()
+    segments = min(count, rows)
+    partials = count // _ROWS_PER_PARTIAL + segments
+    kept = [index_bytes, index_bytes]  # sorted and original positions
+    sort = [index_bytes, 2 * index_bytes]  # the range, and the radix sort's alternate keys and values
+    accumulator = partials * stride * max(4, grad.element_size())
+    segment_bytes = segments * indices.element_size()
+    sums = [index_bytes, segment_bytes, segment_bytes, partials * indices.element_size(), accumulator]
+    return [kept + sort, kept + sums]
+
+
+def flash_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """fp32 accumulator of the query's gradient, softmax sums, and unreduced key and value gradients under grouped queries."""
+    q, k = args[1], args[2]
+    batch, heads, length, dim = q.shape
+    padded = _up(length, 128)
+    rounded_dim = _up(dim, 32) if dim <= 128 else _up(dim, 64)
+    group = [batch * heads * padded * 4, batch * heads * padded * rounded_dim * 4]
+    if k.shape[1] != heads:
+        group += [batch * k.shape[2] * heads * dim * q.element_size()] * 2
+    return [group]
+
+
+def cudnn_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """What any one-pass backward needs: an fp32 accumulator and softmax sums. cuDNN does not publish its own figure."""
+    batch, heads, length, dim = args[1].shape
+    return [[batch * heads * length * 4, batch * heads * length * dim * 4]]
+
+
+def efficient_forward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """16-bit heads wider than 128 are accumulated in memory, in fp32."""
+    q, v = args[0], args[2]
+    if q.element_size() > 2 or v.shape[-1] <= 128:
+        return []
+    return [[q.shape[0] * q.shape[1] * q.shape[2] * v.shape[-1] * 4]]
+
+
+def efficient_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """Accumulators of the gradients, and the row sums of grad x output (computed outside the kernel for fp32)."""
+    q, k, v = args[1], args[2], args[3]
+    batch, heads, length, dim = q.shape
+    keys, value_dim = k.shape[2], v.shape[-1]
+    half = q.element_size() == 2
+    in_registers = half and dim <= 128 and (capability >= (8, 0) or dim <= _TILE)
+    delta = batch * heads * length * 4
+    groups: Groups = []
+    if not half:
+        groups.append([batch * heads * length * value_dim * 4, delta, delta])
+    elif not in_registers and (7, 0) <= capability < (7, 5):
+        product = batch * heads * length * value_dim * 4
+        groups.append([product, product, product, delta, delta])
+    elements = 0
+    if capability >= (7, 0) or half:
+        tiles = -(-length // _TILE) * -(-dim // _TILE)
+        elements += tiles * (_GRAD_Q_TILE_HEADER // 4 + _TILE * _TILE)
+    if half and not in_registers:
+        splits = max(1, min(-(-keys // _TILE), 200 // (batch * heads)))
+        elements += splits * _TILE * (_up(dim, _TILE) + _up(value_dim, _TILE))
+    groups.append([delta, batch * heads * _up(elements, 4) * 4])
+    return groups
+
+
+def foreach_norm(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+    """One fp32 per tensor and chunk of the largest tensor."""
+    tensors = args[0]
+    chunks = max((-(-t.numel() // _TENSOR_CHUNK) for t in tensors), default=0)
+    return [[len(tensors) * chunks * 4]] if chunks else []
+
+
+WORKSPACES: dict[Any, Workspace] = {
+    aten.embedding_dense_backward.default: embedding_backward,
+    aten._scaled_dot_product_flash_attention_backward.default: flash_backward,
+    aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
+    aten._scaled_dot_product_efficient_attention.default: efficient_forward,
+    aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
+    aten._foreach_norm.Scalar: foreach_norm,
+}

@@ -1,0 +1,107 @@
+"""From a subject to a `Trace`: the fake device, the patches and the loop, put together."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from autofit.memory.events import Facts, Trace, TraceBuilder
+from autofit.memory.trace import fake_device, kernels, patches
+from autofit.memory.trace.loop import TrainingLoop
+from autofit.memory.trace.request import TraceUnavailable
+from autofit.memory.trace.settings import StepSettings, StepSubject
+from autofit.memory.trace.tracer import ScalarReader, StorageTracer
+
+_UNSUPPORTED = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
+
+
+def prepare(device_type: str) -> None:
+    """Make this process able to trace. Idempotent; child processes only.
+
+    Raises:
+        TraceUnavailable: the self-test of the fake device failed, or this is not a platform it is known on.
+    """
+    fake_device.require_platform()
+    if device_type != "cuda":
+        return
+    reason = fake_device.self_test()
+    if reason is not None:
+        raise TraceUnavailable(reason)
+    fake_device.install()
+    kernels.register_missing_kernels()
+
+
+@contextlib.contextmanager
+def named_failures() -> Iterator[None]:
+    """Turn what the fake mode cannot do into a `TraceUnavailable` that names the operator."""
+    try:
+        yield
+    except _UNSUPPORTED as error:
+        operator = next((str(a) for a in error.args if "aten" in str(a)), None) or str(error) or type(error).__name__
+        what = operator.strip().splitlines()[0]
+        raise TraceUnavailable(f"an operator has no fake kernel: {what} ({type(error).__name__})") from error
+
+
+def build_model(mode: FakeTensorMode, device_type: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """Run `make` so that every parameter is born on the fake device, without initialising weights."""
+    with named_failures(), mode, ScalarReader(0), torch.device(device_type):
+        model = make()
+    return model
+
+
+def trace_step(make_subject: Callable[[FakeTensorMode], StepSubject], settings: StepSettings) -> Trace:
+    """Trace `settings.steps` optimizer steps.
+
+    Args:
+        make_subject: builds model and batches under the given mode, see `build_model`.
+        settings: how to train.
+
+    Raises:
+        TraceUnavailable: this cannot be traced, and why.
+    """
+    prepare(settings.device_type)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    builder = TraceBuilder()
+    capability = settings.capability if settings.device_type == "cuda" else None
+    tracer = StorageTracer(
+        builder, device_type=settings.device_type, capability=capability, padded=settings.padded
+    )
+    with named_failures(), warnings.catch_warnings(), patches.applied(settings.capability) as routes:
+        warnings.simplefilter("ignore")  # the libraries' advice on a run that is none
+        subject = make_subject(mode)
+        with mode, tracer:
+            loop = TrainingLoop(subject, settings, tracer)
+            loop.run()
+        facts = facts_of(subject.model, settings, routes, tracer)
+        trace = builder.build(facts)
+        tracer.close()
+    return trace
+
+
+def facts_of(model: nn.Module, settings: StepSettings, routes: Counter[str], tracer: StorageTracer) -> Facts:
+    """What was traced, in the words of the trace format."""
+    return Facts(
+        batch=settings.batch,
+        seq_len=settings.seq_len,
+        accumulation=settings.accumulation,
+        steps=settings.steps,
+        n_params=sum(p.numel() for p in model.parameters()),
+        sdpa=dict(routes),
+        notes=tuple(sorted(tracer.notes)),
+    )

@@ -1,0 +1,216 @@
+"""Which attention kernel a card would choose, and what PyTorch does around it.
+
+`torch.nn.functional.scaled_dot_product_attention` asks the device at hand; here the device is only described. The order of
+preference and the conditions are those of `sdp_utils.cpp` for dense inputs (torch 2.11 to 2.14), the handling of masks
+and odd head sizes that of `attention.cpp`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+aten = torch.ops.aten
+_MASK_ALIGNMENT = 16  # elements, of every stride of the mask that the memory-efficient kernel reads
+_FLASH_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One attention call, after autocast.
+
+    Attributes:
+        query, key, value: (batch, heads, length, head size).
+        mask: attention mask or bias, None for none.
+        dropout: probability.
+        causal: whether the kernel masks the future itself.
+        gqa: whether keys have fewer heads than queries and the caller allows that.
+        needs_grad: whether any input requires a gradient.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    causal: bool
+    gqa: bool
+    needs_grad: bool
+
+    @property
+    def half(self) -> bool:
+        """Whether the arithmetic is in 16 bits."""
+        return self.query.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def dense_4d(self) -> bool:
+        """Whether the fused kernels' common conditions on shape and layout hold."""
+        tensors = (self.query, self.key, self.value)
+        return all(t.dim() == 4 and t.stride(-1) == 1 and 0 not in t.shape for t in tensors) and (
+            self.gqa or self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
+        )
+
+
+@functools.cache
+def torch_version() -> tuple[int, int]:
+    """(major, minor) of the installed torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def choose(call: Call, capability: tuple[int, int]) -> str:
+    """`cudnn`, `flash`, `efficient` or `math`: what a CUDA card of this compute capability would run."""
+    if not call.dense_4d:
+        return "math"
+    if capability[0] in (9, 10) and _cudnn_can(call):
+        return "cudnn"
+    if _flash_can(call, capability):
+        return "flash"
+    if _efficient_can(call, capability):
+        return "efficient"
+    return "math"
+
+
+def _cudnn_can(call: Call) -> bool:
+    """cuDNN comes first on compute capability 9 and 10; its dropout knows sixteenths only, its backward heads up to 128."""
+    d, dv = call.query.shape[-1], call.value.shape[-1]
+    return (
+        call.half
+        and d % 8 == dv % 8 == 0
+        and max(d, dv) <= 128
+        and (call.dropout * 16.0).is_integer()
+        and call.key.shape[2] != 1
+        and (call.dropout == 0.0 or call.query.shape[2] != 1)
+    )
+
+
+def _flash_can(call: Call, capability: tuple[int, int]) -> bool:
+    d = call.query.shape[-1]
+    narrow_smem = (8, 6) <= capability <= (8, 9) or capability >= (12, 0)
+    wide_head = call.needs_grad and narrow_smem and d > 192 and not (call.dropout == 0.0 and d > 224)
+    return (
+        call.half
+        and call.mask is None
+        and capability >= (8, 0)
+        and d == call.key.shape[-1] == call.value.shape[-1]
+        and d <= 256
+        and not wide_head
+        and not (call.causal and call.query.shape[2] != call.key.shape[2])
+    )
+
+
+def _efficient_can(call: Call, capability: tuple[int, int]) -> bool:
+    """The memory-efficient kernel learned grouped queries in torch 2.14."""
+    if call.gqa and torch_version() < (2, 14):
+        return False
+    if capability < (5, 0) or (call.query.dtype == torch.bfloat16 and capability < (8, 0)):
+        return False
+    tensor_cores = capability >= (8, 0) or (capability >= (7, 0) and call.half)
+    alignment = 4 if capability >= (8, 0) else 1
+    if tensor_cores:
+        alignment = max(alignment, 8 if call.half else 4)
+    d = call.query.shape[-1]
+    return d == call.key.shape[-1] and d % alignment == 0 and call.value.shape[-1] % alignment == 0
+
+
+def routed(original: Callable[..., Tensor], capability: tuple[int, int], routes: Counter[str]) -> Callable[..., Tensor]:
+    """A replacement of `scaled_dot_product_attention` for a card of this compute capability; `routes` counts the kernels."""
+
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if query.device.type != "cuda":
+            routes["cpu"] += 1
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+        call = Call(
+            query=query,
+            key=key,
+            value=value,
+            mask=attn_mask,
+            dropout=dropout_p,
+            causal=is_causal,
+            gqa=enable_gqa and query.shape[1] != key.shape[1],
+            needs_grad=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+        )
+        kernel = choose(call, capability)
+        routes[kernel] += 1
+        return _RUN[kernel](call, scale)
+
+    return scaled_dot_product_attention
+
+
+def _autocast(*tensors: Tensor | None) -> Any:
+    """Autocast keeps attention on its list of low-precision operators."""
+    if not torch.is_autocast_enabled("cuda"):
+        return tensors
+    dtype = torch.get_autocast_dtype("cuda")
+    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != dtype else t for t in tensors)
+
+
+def _flash(call: Call, scale: float | None) -> Tensor:
+    dim = call.query.shape[-1]
+    inputs = [call.query, call.key, call.value]
+    if dim % _FLASH_ALIGNMENT:
+        scale = dim**-0.5 if scale is None else scale
+        inputs = [functional.pad(t, (0, _FLASH_ALIGNMENT - dim % _FLASH_ALIGNMENT)) for t in inputs]
+    output = aten._scaled_dot_product_flash_attention(*inputs, call.dropout, call.causal, scale=scale)[0]
+    return output[..., :dim] if dim % _FLASH_ALIGNMENT else output
+
+
+def _cudnn(call: Call, scale: float | None) -> Tensor:
+    mask = _additive(call.mask, call.query.dtype)
+    output: Tensor = aten._scaled_dot_product_cudnn_attention(
+        call.query, call.key, call.value, mask, call.needs_grad, call.dropout, call.causal, False, scale=scale
+    )[0]
+    return output
+
+
+def _efficient(call: Call, scale: float | None) -> Tensor:
+    mask = _additive(call.mask, call.query.dtype)
+    if mask is not None:
+        if any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
+            length = mask.shape[-1]
+            mask = functional.pad(mask, (0, _MASK_ALIGNMENT - length % _MASK_ALIGNMENT))[..., :length]
+        mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
+    output: Tensor = aten._scaled_dot_product_efficient_attention(
+        call.query, call.key, call.value, mask, call.needs_grad, call.dropout, call.causal, scale=scale
+    )[0]
+    return output
+
+
+def _math(call: Call, scale: float | None) -> Tensor:
+    mask = _additive(call.mask, call.query.dtype)
+    output: Tensor = aten._scaled_dot_product_attention_math(
+        call.query, call.key, call.value, mask, call.dropout, call.causal, scale=scale, enable_gqa=call.gqa
+    )[0]
+    return output
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A boolean mask as an additive one, the way PyTorch makes it (the result is saved for backward, in every layer)."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+_RUN: dict[str, Callable[[Call, float | None], Tensor]] = {
+    "cudnn": _cudnn,
+    "flash": _flash,
+    "efficient": _efficient,
+    "math": _math,
+}
