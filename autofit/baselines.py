@@ -1,0 +1,84 @@
+"""What the user would have run without us: plain defaults, and the recipe of a careful hand. Both at the exact effective batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autofit.config import Precision, TrialConfig
+from autofit.space import divisors
+from autofit.trial import Outcome, TrialRecord
+
+DEFAULT_BATCH = 8  #: TrainingArguments' own per_device_train_batch_size
+FIRST_GUESS = 32  #: where a hand starts when it knows nothing of memory
+
+
+def plain_defaults(effective_batch: int, optim: str) -> TrialConfig:
+    """TrainingArguments as they come: batch 8 (or the largest divisor below), fp32, no checkpointing, the default optimizer."""
+    size = max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
+    return TrialConfig(per_device_train_batch_size=size, gradient_accumulation_steps=effective_batch // size, optim=optim)
+
+
+def hand_recipe_sizes(effective_batch: int) -> tuple[int, ...]:
+    """The powers of two that divide the effective batch, ascending."""
+    return tuple(d for d in divisors(effective_batch) if d & (d - 1) == 0)
+
+
+def half_precision(native: Sequence[Precision]) -> Precision:
+    """bf16 where the device has it, else fp16, else fp32."""
+    return next((p for p in (Precision.BF16, Precision.FP16) if p in native), Precision.FP32)
+
+
+def hand_recipe(effective_batch: int, size: int, precision: Precision, optim: str) -> TrialConfig:
+    """Half precision, no checkpointing, the default optimizer, batch `size`."""
+    return TrialConfig(
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=effective_batch // size,
+        precision=precision,
+        optim=optim,
+    )
+
+
+def next_hand_recipe(
+    recipes: Sequence[TrialConfig],
+    records: Sequence[TrialRecord],
+    *,
+    too_big: Callable[[TrialConfig], bool],
+    likely: Callable[[TrialConfig], bool | None],
+) -> TrialConfig | None:
+    """The next size to try so that the largest power of two that fits becomes known; None when it is.
+
+    With a prediction the hand starts at the largest size that is likely to fit; without one at `FIRST_GUESS`, then doubles or halves.
+
+    Args:
+        recipes: one configuration per power of two, ascending by batch size.
+        records: all trials so far.
+        too_big: whether a configuration cannot fit (predicted, or no less than one that did not).
+        likely: whether it is expected to fit; None = not known.
+    """
+    fitting = [c for c in recipes if _outcome(c, records) is Outcome.COMPLETED]
+    above = fitting[-1].per_device_train_batch_size if fitting else 0
+    open_sizes = []
+    for config in recipes:
+        if _outcome(config, records) in (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.SKIPPED) or too_big(config):
+            break  # no larger one is worth a trial
+        if config.per_device_train_batch_size > above:
+            open_sizes.append(config)
+    if not open_sizes:
+        return None
+    if any(likely(c) is not None for c in open_sizes):
+        expected = [c for c in open_sizes if likely(c) is not False]
+        return expected[-1] if expected else (open_sizes[0] if not fitting else None)
+    if fitting:
+        return open_sizes[0]
+    return min(open_sizes, key=lambda c: abs(c.per_device_train_batch_size - FIRST_GUESS))
+
+
+def settled_hand_recipe(recipes: Sequence[TrialConfig], records: Sequence[TrialRecord]) -> TrialConfig | None:
+    """The largest power of two that is known to fit; None when none is."""
+    fitting = [c for c in recipes if _outcome(c, records) is Outcome.COMPLETED]
+    return fitting[-1] if fitting else None
+
+
+def _outcome(config: TrialConfig, records: Sequence[TrialRecord]) -> Outcome | None:
+    outcomes = [r.outcome for r in records if r.config == config]
+    return Outcome.INFEASIBLE if Outcome.INFEASIBLE in outcomes else outcomes[0] if outcomes else None

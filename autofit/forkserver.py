@@ -1,0 +1,160 @@
+"""The fork server: a process that has imported torch and transformers, done nothing else, and forks one child per request.
+
+Why not `multiprocessing`'s: its children import the user's `__main__` (a script without a main guard would start itself again), it
+does not put a child into its own process group, and it cannot say which signal ended it. Rules kept here:
+
+- imports only: one parallel torch operation before the fork leaves every child with a dead thread pool;
+- no CUDA call, and nothing that makes one (bitsandbytes stays out of the preload);
+- it lives as long as the parent's end of the control socket is open, and its children live as long as it does.
+
+Wire: a `SOCK_SEQPACKET` Unix socket. Parent: `{"id": n}` with three descriptors (request, answer, log), or `{"import": [names]}`.
+Server: `{"ready": seconds}` once, `{"id": n, "pid": p}`, `{"id": n, "exit": status}` (negative = signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+
+PRELOAD = ("torch", "transformers", "transformers.trainer", "accelerate", "numpy", "autofit.worker", "autofit.workload.trial")
+PR_SET_PDEATHSIG = 1
+MESSAGE_BYTES = 1 << 16
+
+
+def main(control_fd: int) -> None:
+    """Serve until the parent is gone. Never returns normally in a child."""
+    control = socket.socket(fileno=control_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    start = time.monotonic()
+    try:
+        with _leaving_if_parent_dies(control):
+            for name in PRELOAD:
+                importlib.import_module(name)
+    except Exception:
+        control.send(json.dumps({"failed": traceback.format_exc()[-8000:]}).encode())
+        os._exit(1)
+    gc.collect()
+    gc.freeze()
+    control.send(json.dumps({"ready": time.monotonic() - start}).encode())
+    _serve(control)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends (Linux); no effect elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _leaving_if_parent_dies(control: socket.socket):  # type: ignore[no-untyped-def]
+    """While imports keep this process busy for seconds, look twice a second whether the parent is still there.
+
+    A timer signal, not a thread: threads and fork do not mix.
+    """
+
+    def look(_signal: int, _frame: object) -> None:
+        readable, _, _ = select.select([control], [], [], 0)
+        if readable and not control.recv(1, socket.MSG_PEEK):
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _serve(control: socket.socket) -> None:
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    children: dict[int, int] = {}
+    try:
+        while True:
+            ready, _, _ = select.select([control, wake_read], [], [])
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                _reap(control, children)
+            if control in ready and not _handle(control, children, (wake_read, wake_write)):
+                return
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def _reap(control: socket.socket, children: dict[int, int]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        number = children.pop(pid, None)
+        if number is not None:
+            control.send(json.dumps({"id": number, "exit": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _handle(control: socket.socket, children: dict[int, int], wake: tuple[int, int]) -> bool:
+    """Answer one message; False when the parent has gone."""
+    data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
+    if not data:
+        return False
+    message = json.loads(data)
+    if "import" in message:
+        for name in message["import"]:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.freeze()
+        return True
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become_child(control, wake, fds, server_pid)
+    with contextlib.suppress(PermissionError, ProcessLookupError):
+        os.setpgid(pid, pid)  # as the child does: whichever comes first, a kill of the group finds it
+    for fd in fds:
+        os.close(fd)
+    children[pid] = message["id"]
+    control.send(json.dumps({"id": message["id"], "pid": pid}).encode())
+    return True
+
+
+def _become_child(control: socket.socket, wake: tuple[int, int], fds: list[int], server_pid: int) -> None:
+    """In the forked child: own process group, own descriptors, default signals; run the worker; never return."""
+    status = 1
+    try:
+        with contextlib.suppress(PermissionError):
+            os.setpgid(0, 0)
+        die_with_parent(server_pid)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for fd in (control.fileno(), *wake):
+            os.close(fd)
+        from autofit.worker import run
+
+        run(*fds)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

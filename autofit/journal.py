@@ -1,0 +1,150 @@
+"""The study on disk: Optuna's own journal file, safe against `kill -9` at any byte.
+
+Optuna's file locks are files that outlive a killed process (a resumed search would wait 30 s for each); here the lock is `flock`,
+which the kernel releases. A last line that a crash cut short is removed before anything is appended to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import BaseJournalFileLock
+
+from autofit.errors import StudyError
+from autofit.files import check_writable
+
+STUDY_NAME = "autofit"
+IDENTITY = "autofit:identity"
+HINT_NEW = "give another path to --study, or move the file away"
+
+
+class _KernelLock(BaseJournalFileLock):
+    """An advisory lock on the journal itself."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def open_study(path: str | Path | None, *, sampler: optuna.samplers.BaseSampler, identity: dict[str, Any]) -> optuna.Study:
+    """Create the study, or go on with the one in `path`.
+
+    Args:
+        path: journal file; None = in memory.
+        sampler: of the study.
+        identity: what must agree for records to be comparable (model, effective batch, device, software, limit).
+
+    Raises:
+        StudyError: the file is not a journal, holds another study, or was made under other conditions (named).
+        UserError: the path cannot be written.
+    """
+    if path is None:
+        study = optuna.create_study(direction="maximize", sampler=sampler, study_name=STUDY_NAME)
+        study.set_user_attr(IDENTITY, identity)
+        return study
+    check_writable(path, what="study file")
+    _repair(Path(path))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=_KernelLock(str(path))))
+    try:
+        names = optuna.get_all_study_names(storage)
+    except Exception as error:  # a journal of valid JSON lines that Optuna cannot replay: any error means the same to the user
+        raise StudyError(f"study file {str(path)!r} cannot be replayed: {error!r}", hint=HINT_NEW) from error
+    if names not in ([], [STUDY_NAME]):
+        raise StudyError(f"study file {str(path)!r} holds other Optuna studies: {', '.join(names)}", hint=HINT_NEW)
+    study = optuna.create_study(direction="maximize", sampler=sampler, study_name=STUDY_NAME, storage=storage, load_if_exists=True)
+    found = study.user_attrs.get(IDENTITY)
+    if found is None:
+        if study.get_trials(deepcopy=False):
+            raise StudyError(f"study file {str(path)!r} was not made by autofit", hint=HINT_NEW)
+        study.set_user_attr(IDENTITY, identity)
+    else:
+        _check_identity(found, identity, path)
+    return study
+
+
+def stored_identity(path: str | Path) -> dict[str, Any] | None:
+    """The identity in an existing study file; None when there is no file or no study in it yet.
+
+    Raises:
+        StudyError: the file is not a journal.
+    """
+    if not Path(path).exists():
+        return None
+    for entry in reversed(_entries(Path(path))):
+        attributes = entry.get("user_attr")
+        if isinstance(attributes, dict) and IDENTITY in attributes:
+            return dict(attributes[IDENTITY])
+    return None
+
+
+def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
+    different = [name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]
+    if different:
+        name = different[0]
+        raise StudyError(
+            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {found.get(name)} there, {wanted.get(name)} here",
+            hint=HINT_NEW,
+        )
+
+
+def _repair(path: Path) -> None:
+    """Cut off a last line without its end (its writer was killed); refuse what is not a journal."""
+    if not path.exists():
+        return
+    _entries(path)
+    lock = _KernelLock(str(path))
+    lock.acquire()
+    try:
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.truncate(path, whole)
+    finally:
+        lock.release()
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a journal.
+
+    Raises:
+        StudyError: unreadable, or a whole line that is no journal entry.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as error:
+        raise StudyError(f"study file {str(path)!r} cannot be read: {error.strerror}") from None
+    if not lines and path.stat().st_size > 0 and not _looks_torn(path):
+        raise StudyError(f"study file {str(path)!r} is not an Optuna journal", hint=HINT_NEW)
+    entries = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or "op_code" not in entry:
+            raise StudyError(f"study file {str(path)!r} is not an Optuna journal: line {number}", hint=HINT_NEW)
+        entries.append(entry)
+    return entries
+
+
+def _looks_torn(path: Path) -> bool:
+    """Whether a file of one unfinished line is the beginning of a journal's first entry."""
+    beginning = b'{"op_code":'
+    data = path.read_bytes()[: len(beginning)]
+    return data == beginning[: len(data)]

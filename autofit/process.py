@@ -1,0 +1,325 @@
+"""The runner that is real: one child process per trial, watched, timed, and judged by what it said and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from autofit.errors import UserError, WorkerError
+from autofit.failure import Evidence, ExceptionReport, classify_exception, classify_exit, unsound
+from autofit.launch import Child, ForkserverLauncher, Launcher, SpawnLauncher, child_environment
+from autofit.measurement import Measurement
+from autofit.protocol import Event, Kind, TrialOrder, decode_event, encode_request
+from autofit.runner import TrialRequest, TrialResult
+from autofit.spec import Workload
+from autofit.trial import Failure, Outcome, Reason
+
+START_TIMEOUT_SECONDS = 30.0  #: for a forked child's first word; a dead thread pool never speaks
+SPAWN_START_TIMEOUT_SECONDS = 180.0  #: for a spawned child, which imports first
+GRACE_SECONDS = 5.0  #: for a child to end after its answer
+LOG_TAIL_BYTES = 8000
+DEFAULT_TRIAL_TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildReport:
+    """All that is known of a child that has ended.
+
+    Attributes:
+        answer: its answer line, None when it gave none.
+        started: whether it said that it started.
+        phase: the last phase it named.
+        status: exit code, negative for a signal; None when it was killed by us before it ended.
+        timed_out, cancelled: why we killed it.
+        unreadable: it wrote something that is not our protocol.
+        log_tail: the end of its output.
+        seconds: from launch to end.
+    """
+
+    answer: Mapping[str, Any] | None
+    started: bool
+    phase: str | None
+    status: int | None
+    timed_out: bool
+    cancelled: bool
+    unreadable: bool
+    log_tail: str
+    seconds: float
+
+
+class ProcessRunner:
+    """Runs trials of one workload on one device.
+
+    Args:
+        workload: what is trained.
+        device: `cpu` or `cuda:N`.
+        context_bytes: what the device loses before the first tensor (from `describe`).
+        method: `forkserver` or `spawn`; the first falls back to the second when a child does not come up.
+
+    `cancel` may be called from another thread or a signal handler.
+    """
+
+    def __init__(self, workload: Workload, device: str, *, context_bytes: int = 0, method: str = "forkserver") -> None:
+        self.workload = workload
+        self.device = device
+        self.context_bytes = context_bytes
+        self.fallback_reason: str | None = None
+        self._environment = child_environment(device, os.environ)
+        self._directory = Path(tempfile.mkdtemp(prefix="autofit-"))
+        self._cancelled = threading.Event()
+        self._running: Child | None = None
+        self._closed = False
+        self._logs = 0
+        self._launcher: Launcher
+        if method == "forkserver" and hasattr(os, "fork"):
+            self._launcher = ForkserverLauncher(self._environment)
+        else:
+            self._launcher = SpawnLauncher(self._environment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def describe(self, **request: Any) -> dict[str, Any]:
+        """Return the facts about device, model and software (see `workload.describe`).
+
+        Raises:
+            UserError: the model or device cannot be used, in the child's words.
+            WorkerError: the child broke; its traceback is in the message's hint.
+        """
+        payload = {"workload": self.workload.to_json(), "device": self.device, **request}
+        answer = self.ask(Kind.DESCRIBE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS)
+        modules = answer.get("preload")
+        if modules and isinstance(self._launcher, ForkserverLauncher):
+            self._launcher.preload(list(modules))
+        return answer
+
+    def ask(self, kind: Kind, payload: Mapping[str, Any], *, timeout: float | None) -> dict[str, Any]:
+        """Return a child's payload for any request but a trial.
+
+        Raises:
+            UserError: the child refused the input.
+            WorkerError: the child broke or ran out of time.
+        """
+        report = self._run_child(encode_request(kind, payload), timeout)
+        if report.answer is not None:
+            if "user_error" in report.answer:
+                raise UserError(report.answer["user_error"]["message"], hint=report.answer["user_error"]["hint"])
+            if "payload" in report.answer:
+                return dict(report.answer["payload"])
+            raise WorkerError(f"the {kind} request failed", hint=ExceptionReport.from_json(report.answer["error"]).traceback)
+        ending = "ran out of time" if report.timed_out else f"ended with status {report.status}"
+        raise WorkerError(f"the {kind} request {ending}", hint=report.log_tail.strip()[-2000:] or None)
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        """Run one trial to its end; everything that happens in it is an outcome."""
+        order = TrialOrder(
+            request=request, workload=self.workload.to_json(), device=self.device, context_bytes=self.context_bytes
+        )
+        timeout = request.timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS
+        report = self._run_child(encode_request(Kind.TRIAL, order.to_json()), timeout)
+        return judge(report, request, device=self.device, timeout=timeout)
+
+    def cancel(self) -> None:
+        """End the running trial; the runner stays usable."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """End all children and remove temporary files."""
+        if self._closed:
+            return
+        self._closed = True
+        self._launcher.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _run_child(self, request: bytes, timeout: float | None) -> ChildReport:
+        report = self._watch(request, timeout)
+        silent = not report.started and not report.cancelled and report.answer is None
+        if silent and isinstance(self._launcher, ForkserverLauncher):
+            self.fallback_reason = (
+                f"a forked child did not come up in {START_TIMEOUT_SECONDS:.0f} s; trials are spawned afresh from here on (slower to start)"
+            )
+            self._launcher.close()
+            self._launcher = SpawnLauncher(self._environment)
+            report = self._watch(request, timeout)
+        return report
+
+    def _watch(self, request: bytes, timeout: float | None) -> ChildReport:
+        self._cancelled.clear()
+        self._logs += 1
+        log_path = self._directory / f"child-{self._logs}.log"
+        begin = time.monotonic()
+        with open(log_path, "wb") as log:
+            child = self._launcher.launch(request, log)
+        launched = time.monotonic()
+        spawned = isinstance(self._launcher, SpawnLauncher)
+        watch = _Watch(
+            child=child,
+            start_deadline=launched + (SPAWN_START_TIMEOUT_SECONDS if spawned else START_TIMEOUT_SECONDS),
+            deadline=None if timeout is None else launched + timeout + (SPAWN_START_TIMEOUT_SECONDS if spawned else 0),
+            cancelled=self._cancelled.is_set,
+        )
+        try:
+            watch.run()
+        finally:
+            child.kill()
+            os.close(child.answer_fd)
+        tail = _tail(log_path)
+        log_path.unlink(missing_ok=True)
+        return ChildReport(
+            answer=watch.answer,
+            started=watch.started,
+            phase=watch.phase,
+            status=watch.status,
+            timed_out=watch.timed_out,
+            cancelled=watch.was_cancelled,
+            unreadable=watch.unreadable,
+            log_tail=tail,
+            seconds=time.monotonic() - begin,
+        )
+
+
+class _Watch:
+    """Reads a child's pipe until it has answered and ended, or has to be killed."""
+
+    def __init__(self, *, child: Child, start_deadline: float, deadline: float | None, cancelled: Callable[[], bool]) -> None:
+        self._child, self._start_deadline, self._deadline, self._cancelled = child, start_deadline, deadline, cancelled
+        self._buffer = b""
+        self.answer: dict[str, Any] | None = None
+        self.started = self.timed_out = self.was_cancelled = self.unreadable = False
+        self.phase: str | None = None
+        self.status: int | None = None
+
+    def run(self) -> None:
+        open_pipe = True
+        grace: float | None = None
+        while True:
+            now = time.monotonic()
+            self.status = self._child.exit_status()
+            if self.status is not None:
+                if open_pipe:
+                    self._drain()
+                return
+            if self.answer is not None and grace is None:
+                grace = now + GRACE_SECONDS
+            if grace is not None and now > grace:
+                return
+            if self._cancelled():
+                self.was_cancelled = True
+                return
+            if self.answer is None and self._overdue(now):
+                self.timed_out = True
+                return
+            open_pipe = self._wait(open_pipe) and open_pipe
+
+    def _overdue(self, now: float) -> bool:
+        return (not self.started and now > self._start_deadline) or (self._deadline is not None and now > self._deadline)
+
+    def _wait(self, open_pipe: bool) -> bool:
+        """Wait a moment for news; False when the pipe has ended."""
+        wakeup = self._child.wakeup_fd()
+        fds = ([self._child.answer_fd] if open_pipe else []) + ([wakeup] if wakeup is not None else [])
+        readable, _, _ = select.select(fds, [], [], 0.05 if wakeup is None else 0.2)
+        if open_pipe and self._child.answer_fd in readable:
+            data = os.read(self._child.answer_fd, 1 << 16)
+            self._take(data)
+            return bool(data)
+        return True
+
+    def _drain(self) -> None:
+        os.set_blocking(self._child.answer_fd, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._child.answer_fd, 1 << 16):
+                self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            event = decode_event(line)
+            if event is None:
+                self.unreadable = True
+            elif event["event"] == Event.STARTED:
+                self.started = True
+            elif event["event"] == Event.PHASE:
+                self.phase = event.get("name")
+            else:
+                self.answer = event
+
+
+def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: float) -> TrialResult:
+    """Turn what a child said and how it ended into an outcome."""
+    failure: Failure | None
+    evidence = Evidence(
+        limit_set=request.memory_limit_bytes is not None,
+        device_kind=device.partition(":")[0],
+        log_tail=report.log_tail,
+        phase=report.phase,
+    )
+    if report.answer is not None and "payload" in report.answer:
+        return _judge_measurement(report)
+    if report.answer is not None and "user_error" in report.answer:
+        failure = Failure(reason=Reason.ERROR, message=report.answer["user_error"]["message"], phase=report.phase)
+    elif report.answer is not None:
+        failure = classify_exception(ExceptionReport.from_json(report.answer["error"]), evidence)
+    elif report.cancelled:
+        failure = Failure(reason=Reason.INTERRUPTED, message="interrupted", phase=report.phase)
+    elif report.timed_out:
+        failure = Failure(
+            reason=Reason.TIMEOUT, message=f"no answer within {timeout:.0f} s", phase=report.phase, log_tail=report.log_tail or None
+        )
+    elif report.unreadable:
+        failure = Failure(
+            reason=Reason.UNREADABLE_ANSWER, message="the child's answer could not be read", phase=report.phase, log_tail=report.log_tail or None
+        )
+    else:
+        failure = classify_exit(report.status, evidence)
+    return TrialResult(outcome=outcome_of(failure), failure=failure, seconds=report.seconds)
+
+
+INFEASIBLE_REASONS = frozenset(
+    {
+        Reason.OUT_OF_MEMORY,
+        Reason.SUSPECTED_OUT_OF_MEMORY,
+        Reason.ALLOCATOR_THRASH,
+        Reason.NON_FINITE_LOSS,
+        Reason.ALL_STEPS_SKIPPED,
+    }
+)
+
+
+def outcome_of(failure: Failure) -> Outcome:
+    """Infeasible for what a smaller or other configuration cures; failed for bugs, crashes and time-outs."""
+    return Outcome.INFEASIBLE if failure.reason in INFEASIBLE_REASONS else Outcome.FAILED
+
+
+def _judge_measurement(report: ChildReport) -> TrialResult:
+    assert report.answer is not None
+    try:
+        measurement = Measurement.from_json(report.answer["payload"])
+    except UserError as error:
+        failure = Failure(reason=Reason.UNREADABLE_ANSWER, message=error.message, log_tail=report.log_tail or None)
+        return TrialResult(outcome=Outcome.FAILED, failure=failure, seconds=report.seconds)
+    problem = unsound(measurement)
+    if problem is not None:
+        return TrialResult(outcome=outcome_of(problem), failure=problem, seconds=report.seconds)
+    return TrialResult(outcome=Outcome.COMPLETED, measurement=measurement, seconds=report.seconds)
+
+
+def _tail(path: Path) -> str:
+    with open(path, "rb") as handle:
+        handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, handle.tell() - LOG_TAIL_BYTES))
+        return handle.read().decode(errors="replace")

@@ -1,0 +1,132 @@
+"""The Optuna study that one coordinator owns: ask, tell, and what was told, as records.
+
+Out of memory is told as COMPLETE with value 0 and a violated constraint: told as FAIL, samplers ignore it and walk into the wall
+again. Only bugs, crashes and interruptions are FAIL. Each record is written to the journal before the trial is told, so that a
+process killed between the two loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autofit.config import TrialConfig
+from autofit.space import Space
+from autofit.trial import Outcome, Role, TrialRecord
+
+RECORD = "record"
+CONSTRAINT = "memory"
+INFEASIBLE_VALUE = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A trial that was asked for: its number, its configuration (None: the combination is not in the space), and why."""
+
+    trial: optuna.Trial
+    config: TrialConfig | None
+    why: str | None = None
+
+
+class TrialStudy:
+    """Ask and tell over a space.
+
+    Args:
+        study: from `journal.open_study`.
+        space: what may be proposed.
+    """
+
+    def __init__(self, study: optuna.Study, space: Space) -> None:
+        self._study, self._space = study, space
+        self._distributions = {
+            name: CategoricalDistribution(choices=tuple(values)) for name, values in space.choices().items()
+        }
+        self._records: list[TrialRecord] = []
+        self._recover()
+
+    @property
+    def records(self) -> Sequence[TrialRecord]:
+        """Every record, in order of trial number."""
+        return tuple(self._records)
+
+    @property
+    def sampler(self) -> optuna.samplers.BaseSampler:
+        """The study's sampler."""
+        return self._study.sampler
+
+    def enqueue(self, config: TrialConfig) -> None:
+        """Have the next `ask` propose `config` (which must be in the space)."""
+        self._study.enqueue_trial(self._space.params_of(config))
+
+    def ask(self) -> Proposal:
+        """Return the sampler's next proposal."""
+        trial = self._study.ask(self._distributions)
+        why = trial.user_attrs.get("why")
+        return Proposal(trial=trial, config=self._space.config_of(trial.params), why=why)
+
+    def tell(self, proposal: Proposal, record: TrialRecord) -> TrialRecord:
+        """Store what became of a proposal."""
+        record = replace(record, number=proposal.trial.number)
+        proposal.trial.set_user_attr(RECORD, record.to_json())
+        if record.outcome in (Outcome.INFEASIBLE, Outcome.SKIPPED):
+            proposal.trial.set_constraint(CONSTRAINT, 1.0)
+        elif record.outcome is Outcome.COMPLETED:
+            proposal.trial.set_constraint(CONSTRAINT, -1.0)
+        self._tell(proposal.trial.number, record)
+        self._records.append(record)
+        return record
+
+    def drop(self, proposal: Proposal) -> None:
+        """End a proposal that leads to nothing new (a repeat, a combination outside the space): Optuna is told what is known of it."""
+        known = self.known(proposal.config) if proposal.config is not None else None
+        feasible = known is not None and known.outcome is Outcome.COMPLETED
+        proposal.trial.set_constraint(CONSTRAINT, -1.0 if feasible else 1.0)
+        value = known.samples_per_second if known is not None and feasible else INFEASIBLE_VALUE
+        self._study.tell(proposal.trial.number, value)
+
+    def add(self, record: TrialRecord) -> TrialRecord:
+        """Store a run that no sampler proposed (a play-off round, the confirmation, a baseline outside the space)."""
+        record = replace(record, number=len(self._study.get_trials(deepcopy=False)))
+        inside = record.role in (Role.PLAYOFF, Role.CONFIRMATION) or record.config in self._space
+        failed = record.outcome is Outcome.FAILED
+        frozen = create_trial(
+            state=TrialState.FAIL if failed else TrialState.COMPLETE,
+            value=None if failed else record.samples_per_second or INFEASIBLE_VALUE,
+            params=self._space.params_of(record.config) if inside else {},
+            distributions=self._distributions if inside else {},
+            user_attrs={RECORD: record.to_json()},
+        )
+        self._study.add_trial(frozen)
+        self._records.append(record)
+        return record
+
+    def known(self, config: TrialConfig) -> TrialRecord | None:
+        """The first record of a configuration that ran or was skipped for good; None when it may still run."""
+        return next((r for r in self._records if r.config == config and r.outcome is not Outcome.FAILED), None)
+
+    def _tell(self, number: int, record: TrialRecord) -> None:
+        if record.outcome is Outcome.FAILED:
+            self._study.tell(number, state=TrialState.FAIL)
+        else:
+            self._study.tell(number, record.samples_per_second or INFEASIBLE_VALUE)
+
+    def _recover(self) -> None:
+        """Take in what an earlier process left: finished records, and trials that were running when it died."""
+        for trial in self._study.get_trials(deepcopy=False):
+            record = _record_of(trial)
+            if trial.state is TrialState.RUNNING:
+                if record is not None:
+                    self._tell(trial.number, record)
+                else:
+                    self._study.tell(trial.number, state=TrialState.FAIL)
+            if record is not None:
+                self._records.append(replace(record, number=trial.number))
+
+
+def _record_of(trial: FrozenTrial) -> TrialRecord | None:
+    raw = trial.user_attrs.get(RECORD)
+    return TrialRecord.from_json(raw) if raw is not None else None

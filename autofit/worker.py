@@ -1,0 +1,126 @@
+"""The child's side: read one request, say that it started, do it, answer once.
+
+Runs in a process forked from the fork server or spawned afresh (`python -m autofit.worker REQUEST ANSWER LOG`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from autofit.errors import UserError
+from autofit.failure import describe_exception
+from autofit.protocol import Event, Kind, decode_request, encode_event
+
+PARALLEL_ELEMENTS = 1 << 18  #: above the size from which torch uses its thread pool
+
+
+class Channel:
+    """The child's end of its own pipe.
+
+    Attributes:
+        phase: the last phase that was entered; sent with an error, so that it is known where it happened.
+    """
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+        self.phase: str | None = None
+
+    def enter(self, phase: str, *, send: bool = True) -> None:
+        """Note that `phase` begins; `send=False` keeps it for an exception's report only (no system call)."""
+        self.phase = phase
+        if send:
+            self.send(Event.PHASE, name=phase)
+
+    def send(self, event: Event, **content: Any) -> None:
+        """Write one line at once."""
+        self._pipe.write(encode_event(event, **content))
+        self._pipe.flush()
+
+
+Handler = Callable[[dict[str, Any], Channel], dict[str, Any]]
+
+
+def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
+    """Serve one request; everything that goes wrong in it becomes the answer."""
+    _redirect_output(log_fd)
+    _prefer_to_be_killed()
+    with os.fdopen(request_fd, "rb") as source:
+        kind, payload = decode_request(source.read())
+    with os.fdopen(answer_fd, "wb") as pipe:
+        channel = Channel(pipe)
+        try:
+            _prove_threads_work()
+            channel.send(Event.STARTED)
+            answer: dict[str, Any] = {"payload": _handler(kind)(payload, channel)}
+        except UserError as error:
+            answer = {"user_error": {"message": error.message, "hint": error.hint}}
+        except BaseException as error:
+            _lift_limits()
+            answer = {"error": describe_exception(error, phase=channel.phase).to_json()}
+        _lift_limits()
+        channel.send(Event.ANSWER, **answer)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _handler(kind: Kind) -> Handler:
+    if kind is Kind.TRIAL:
+        from autofit.workload.trial import answer_trial
+
+        return answer_trial
+    if kind is Kind.DESCRIBE:
+        from autofit.workload.describe import answer_describe
+
+        return answer_describe
+    from autofit.memory.trace.estimate_worker import answer_estimate
+
+    return answer_estimate
+
+
+def _redirect_output(log_fd: int) -> None:
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _prefer_to_be_killed() -> None:
+    """When the machine runs out of memory, let the kernel take the trial and not its parent or a bystander."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as handle:
+        handle.write("1000")
+
+
+def _prove_threads_work() -> None:
+    import torch
+
+    torch.ones(PARALLEL_ELEMENTS).add_(1.0)
+
+
+def _lift_limits() -> None:
+    """Raise the soft limits that a trial lowered: an answer must not die of the trial's own limit."""
+    import resource
+
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        _, hard = resource.getrlimit(limit)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(limit, (hard, hard))
+
+
+def main() -> None:
+    """Entry of a spawned worker: `python -c 'from autofit.worker import main; main()' REQUEST ANSWER LOG PARENT`."""
+    from autofit.forkserver import die_with_parent
+
+    request, answer, log, parent = (int(a) for a in sys.argv[-4:])
+    die_with_parent(parent)
+    status = 1
+    try:
+        run(request, answer, log)
+        status = 0
+    finally:
+        os._exit(status)

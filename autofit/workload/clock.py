@@ -1,0 +1,165 @@
+"""The trial's own clock: micro-step, fetch and update seconds of the real Trainer, by wrapping `training_step` on the instance.
+
+Order of events in Trainer's loop (transformers 5.23, `_run_epoch`): all `accumulation` batches are fetched, then for each one `training_step`;
+after the last: clip, optimizer step, scheduler, zero_grad, `on_step_end`. So, with the device synchronised at each edge,
+
+    fetch  = first training_step's begin - previous on_step_end, shared over the micro-steps, plus the loop's own time between micro-steps
+    micro  = training_step
+    update = on_step_end - last training_step's end, less one such loop time
+
+and the three add up to the wall time of the step exactly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """When a trial has measured enough.
+
+    Attributes:
+        optimizer_steps: exactly this many steps, when given.
+        min_steps: at least this many steps, the dropped first one included (Adam's state appears after step 1).
+        seconds: measured time aimed for.
+        min_micro_steps: measured micro-steps aimed for, unless `seconds` have passed already.
+        max_unskipped: with a gradient scaler, go on until this many steps were not skipped ...
+        patience_steps: ... but no longer than this.
+    """
+
+    optimizer_steps: int | None = None
+    min_steps: int = 2
+    seconds: float = 1.0
+    min_micro_steps: int = 8
+    max_unskipped: int = 2
+    patience_steps: int = 40
+
+    def enough(self, *, steps: int, unskipped: int, micro_steps: int, seconds: float) -> bool:
+        """Whether to stop after `steps` optimizer steps (`unskipped` of them real), with `micro_steps` measured in `seconds`."""
+        if self.optimizer_steps is not None:
+            return steps >= self.optimizer_steps
+        if unskipped < self.max_unskipped and steps < self.patience_steps:
+            return False
+        if steps < self.min_steps or micro_steps < 1:
+            return False
+        return seconds >= self.seconds or (
+            micro_steps >= self.min_micro_steps and seconds >= self.seconds / 2
+        )
+
+
+@dataclass
+class Samples:
+    """Raw samples of the measured steps (the first step is not among them)."""
+
+    micro: list[float] = field(default_factory=list)
+    fetch: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+
+
+class StepClock(TrainerCallback):
+    """Times a Trainer's steps and stops it when the window is full.
+
+    Args:
+        window: when to stop.
+        enter: called with the name of each phase (`forward`, `backward`, `update`, `fetch`).
+        on_warm: called once, after the first optimizer step.
+    """
+
+    def __init__(self, window: Window, *, enter: Callable[[str], None], on_warm: Callable[[], None]) -> None:
+        self.samples = Samples()
+        self.losses: list[float] = []
+        self.steps = 0
+        self.skipped = 0
+        self.tokens: list[float] = []
+        self._window, self._enter, self._on_warm = window, enter, on_warm
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._step_losses: list[torch.Tensor] = []
+        self._last_end = time.perf_counter()
+        self._measured_since = 0.0
+        self._trainer: Trainer | None = None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Wrap the instance's `training_step` and `compute_loss`; user subclasses keep theirs."""
+        self._trainer = trainer
+        step, loss = trainer.training_step, trainer.compute_loss
+
+        def timed_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.steps == 0:
+                self._count_tokens(inputs)
+            synchronize()
+            self._begins.append(time.perf_counter())
+            self._enter("forward")
+            result = step(model, inputs, *args, **kwargs)
+            synchronize()
+            self._ends.append(time.perf_counter())
+            self._enter("update")
+            self._step_losses.append(result.detach())
+            return result
+
+        def noted_loss(*args: Any, **kwargs: Any) -> Any:
+            result = loss(*args, **kwargs)
+            self._enter("backward")
+            return result
+
+        trainer.training_step = timed_step  # type: ignore[method-assign]
+        trainer.compute_loss = noted_loss  # type: ignore[method-assign]
+        trainer.add_callback(self)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Close one optimizer step."""
+        synchronize()
+        now = time.perf_counter()
+        self._enter("fetch")
+        assert self._trainer is not None
+        self.steps += 1
+        self.skipped += bool(self._trainer.accelerator.optimizer_step_was_skipped)
+        if self.steps == 1:
+            self._on_warm()
+            self._measured_since = now
+        else:
+            self._record(now)
+        self.losses.append(float(torch.stack(self._step_losses).sum()))
+        self._begins, self._ends, self._step_losses = [], [], []
+        control.should_training_stop = self._window.enough(
+            steps=self.steps,
+            unskipped=self.steps - self.skipped,
+            micro_steps=len(self.samples.micro),
+            seconds=now - self._measured_since,
+        )
+        self._last_end = time.perf_counter()
+        return control
+
+    def _record(self, now: float) -> None:
+        count = len(self._begins)
+        gaps = [begin - end for begin, end in zip(self._begins[1:], self._ends[:-1])]
+        gap = sum(gaps) / len(gaps) if gaps else 0.0
+        update = now - self._ends[-1]
+        gap = min(gap, update)
+        self.samples.micro += [end - begin for begin, end in zip(self._begins, self._ends)]
+        self.samples.fetch.append((self._begins[0] - self._last_end) / count + gap)
+        self.samples.update.append(update - gap)
+
+    def _count_tokens(self, inputs: Any) -> None:
+        if not isinstance(inputs, dict) and not hasattr(inputs, "keys"):
+            return
+        mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
+        if mask is not None and torch.is_tensor(mask) and mask.ndim == 2:
+            self.tokens.append(float(mask.sum()) / mask.shape[0])
+        elif ids is not None and torch.is_tensor(ids) and ids.ndim == 2:
+            self.tokens.append(float(ids.shape[1]))
+
+
+def synchronize() -> None:
+    """Wait for the accelerator; nothing to wait for on the CPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

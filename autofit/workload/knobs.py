@@ -1,0 +1,108 @@
+"""Proof that each knob took effect: what was asked, beside what the model, the optimizer and the forward pass really are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from autofit.config import PRECISION_FACTS, Precision, TrialConfig
+
+OPTIMIZER_CLASSES = {
+    "adamw_torch": "AdamW",
+    "adamw_torch_fused": "AdamW",
+    "adafactor": "Adafactor",
+    "adamw_bnb_8bit": "AdamW",
+    "adamw_8bit": "AdamW",
+    "sgd": "SGD",
+}
+
+
+class KnobWitness:
+    """Watches the first forward pass of a model and then reads the rest from the Trainer."""
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self._device_type = device.partition(":")[0]
+        self._autocast: str | None = None
+        self._checkpointed = 0
+        self._handle = _innermost(model).register_forward_pre_hook(self._look)
+
+    def _look(self, module: nn.Module, args: Any) -> None:
+        """Runs inside whatever autocast is active around (or in) the model's forward."""
+        on = torch.is_autocast_enabled(self._device_type)
+        self._autocast = _name(torch.get_autocast_dtype(self._device_type)) if on else None
+        self._handle.remove()
+
+    def facts(self, trainer: Trainer, config: TrialConfig, *, built_here: bool) -> dict[str, dict[str, Any]]:
+        """`{"asked": {...}, "seen": {...}}`, the same keys in both, values that can be compared.
+
+        Args:
+            built_here: whether autofit built the model, and so its weight dtype was ours to choose.
+        """
+        model = trainer.model
+        precision = PRECISION_FACTS[config.precision]
+        optimizer = _unwrapped(trainer.optimizer)
+        asked: dict[str, Any] = {
+            "autocast_dtype": precision.autocast_dtype,
+            "gradient_checkpointing": config.gradient_checkpointing,
+        }
+        seen: dict[str, Any] = {
+            "autocast_dtype": self._autocast,
+            "gradient_checkpointing": checkpointing_active(model),
+        }
+        if built_here:
+            asked["weight_dtype"] = precision.weight_dtype
+            seen["weight_dtype"] = weight_dtype(model)
+        if config.precision in (Precision.FP32, Precision.TF32) and self._device_type == "cuda":
+            asked["fp32_matmul"] = precision.fp32_matmul
+            seen["fp32_matmul"] = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+        if config.optim in OPTIMIZER_CLASSES:
+            asked["optimizer"] = OPTIMIZER_CLASSES[config.optim]
+            seen["optimizer"] = type(optimizer).__name__
+        if config.optim in ("adamw_torch", "adamw_torch_fused"):
+            asked["optimizer_fused"] = config.optim == "adamw_torch_fused"
+            seen["optimizer_fused"] = bool(optimizer.defaults.get("fused"))
+        attention = dict(config.extra).get("attn_implementation")
+        if attention is not None:
+            asked["attn_implementation"] = attention
+            seen["attn_implementation"] = getattr(model.config, "_attn_implementation", None)
+        return {"asked": asked, "seen": seen}
+
+
+def checkpointing_active(model: nn.Module) -> bool:
+    """Whether any module of the model recomputes its activations."""
+    if getattr(model, "is_activation_checkpointing", False) or getattr(
+        model, "is_gradient_checkpointing", False
+    ):
+        return True
+    return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+
+
+def weight_dtype(model: nn.Module) -> str:
+    """dtype of most of the trainable floating-point parameters."""
+    sizes: dict[str, int] = {}
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.requires_grad:
+            name = _name(parameter.dtype)
+            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return max(sizes, key=lambda name: sizes[name]) if sizes else "none"
+
+
+def _innermost(model: nn.Module) -> nn.Module:
+    """A module whose forward runs inside the autocast that accelerate puts around the model's own forward."""
+    children = [
+        module
+        for module in model.modules()
+        if module is not model and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+    ]
+    return children[0] if children else model
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
