@@ -1,0 +1,368 @@
+"""From a model's name, or a live object, to a model with random weights on the device.
+
+`resolve` reads configs only; `build` makes the model; `facts` tells the parent what it needs to know, as JSON.
+No weights are downloaded: speed and memory do not depend on their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from autofit.errors import UserError
+from autofit.spec import Workload
+from autofit.workload.initialise import FastRandom
+from autofit.workload.objects import LiveObjects, load_objects
+from autofit.workload.sources import check_trainable, find_config, first_line
+from autofit.workload.tasks import (
+    DEFAULT_TEXT_LENGTH,
+    Task,
+    check_task,
+    default_task,
+    max_positions,
+    parse_task,
+    sequence_length,
+    task_of_class,
+)
+
+__all__ = [
+    "LiveObjects",
+    "ResolvedModel",
+    "build",
+    "facts",
+    "live_facts",
+    "live_model",
+    "load_objects",
+    "model_class",
+    "resolve",
+    "resolve_objects",
+]
+
+#: config fields that say where a config came from, not what model it makes
+_NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", "architectures")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """What `build` needs.
+
+    Attributes:
+        name: as the user wrote it.
+        source: `local`, `cache`, `preset`, `hub` or `object`.
+        config: None only for a live module without one; never changed by `build`.
+        task: None only for a live module that is not a known head.
+        seq_len: tokens per sample (audio: samples; images: patches).
+        digest: of the config's values (live modules: of parameter names and shapes).
+        trust_remote_code, attn_implementation: as in `Workload`.
+        objects: the live objects; None for names.
+        warnings: one line each, for the user.
+    """
+
+    name: str
+    source: str
+    config: PretrainedConfig | None
+    task: Task | None
+    seq_len: int
+    digest: str
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    objects: LiveObjects | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def auto_class(self) -> Any:
+        """The transformers auto class of the task; None without a task."""
+        return None if self.task is None else getattr(transformers, self.task.auto_class_name)
+
+
+def resolve(workload: Workload) -> ResolvedModel:
+    """Find the config of `workload.model`, its task and its sequence length. Builds nothing.
+
+    Raises:
+        UserError: see `find_config`, `check_task`, `sequence_length` and `load_objects`.
+    """
+    objects = load_objects(workload.objects_path) if workload.objects_path else None
+    return _resolve(workload, objects)
+
+
+def resolve_objects(objects: LiveObjects, workload: Workload) -> ResolvedModel | None:
+    """As `resolve`, for objects that are already loaded; None for a live module without a transformers config."""
+    resolved = _resolve(workload, objects)
+    return None if resolved.config is None else resolved
+
+
+def live_model(objects: LiveObjects) -> torch.nn.Module:
+    """The live module itself, or what the user's function builds, in its own dtype and place.
+
+    Raises:
+        UserError: there is neither, or the function raises.
+    """
+    if objects.model is not None:
+        return objects.model
+    if objects.model_init is None:
+        raise UserError("the objects hold no model", hint="pass a model or a function that builds one")
+    return _called(objects, device="cpu")
+
+
+def live_facts(objects: LiveObjects, name: str = "model") -> dict[str, Any]:
+    """`facts` of a live module (or function) whatever it is; the task and the length stay open."""
+    return facts(_resolve_module(Workload(model=name), objects))
+
+
+def _resolve(workload: Workload, objects: LiveObjects | None) -> ResolvedModel:
+    if objects is not None and objects.is_live:
+        return _resolve_module(workload, objects)
+    if objects is not None and objects.config is not None:
+        config, source, warnings = objects.config, "object", ()
+        check_trainable(config, workload.model)
+    else:
+        found = find_config(workload.model, trust_remote_code=workload.trust_remote_code)
+        config, source, warnings = found.config, found.source, found.warnings
+    if workload.task is None:
+        task = default_task(config)
+    else:
+        task = parse_task(workload.task)
+        check_task(task, config)
+    return ResolvedModel(
+        name=workload.model,
+        source=source,
+        config=config,
+        task=task,
+        seq_len=sequence_length(workload.seq_len, task, config),
+        digest=_config_digest(config),
+        trust_remote_code=workload.trust_remote_code,
+        attn_implementation=workload.attn_implementation,
+        objects=objects,
+        warnings=warnings,
+    )
+
+
+def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
+    """A live module, or a function that builds one: the model itself says what it is."""
+    model = objects.model if objects.model is not None else _sketch(objects)
+    config = getattr(model, "config", None)
+    config = config if isinstance(config, PretrainedConfig) else None
+    task = parse_task(workload.task) if workload.task else task_of_class(type(_unwrapped(model)).__name__)
+    if task is not None and config is not None:
+        seq_len = sequence_length(workload.seq_len, task, config)
+    else:
+        seq_len = workload.seq_len or DEFAULT_TEXT_LENGTH
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    return ResolvedModel(
+        name=workload.model,
+        source="object",
+        config=config,
+        task=task,
+        seq_len=seq_len,
+        digest=_digest([type(model).__name__, shapes]),
+        objects=objects,
+    )
+
+
+def build(
+    resolved: ResolvedModel,
+    *,
+    device: str,
+    weight_dtype: str = "float32",
+    attn_implementation: str | None = None,
+) -> Any:
+    """Return the model on `device`, in training mode, with random weights (live modules keep theirs).
+
+    Args:
+        device: a torch device; `meta` gives shapes only. Weights are made there, never moved (live ones are).
+        weight_dtype: dtype of the parameters; a config's own dtype is not looked at.
+        attn_implementation: overrides the workload's; None = the library's choice.
+
+    Returns:
+        A `PreTrainedModel`, or the user's `nn.Module`.
+
+    Raises:
+        UserError: the model's class refuses its config (it also does so without any memory, on `meta`).
+        Exception: anything else that building raises, out of memory above all, as it is.
+    """
+    dtype = getattr(torch, weight_dtype)
+    objects = resolved.objects
+    if objects is not None and objects.is_live:
+        model = objects.model if objects.model is not None else _called(objects, device=device)
+        model = _as_dtype(model, dtype).to(device)
+    else:
+        construct = functools.partial(_construct, resolved, attn_implementation, dtype)
+        model = _blamed(construct, device, f"model {resolved.name!r} cannot be built")
+    _prepare(model, resolved.task)
+    return model.train()
+
+
+def model_class(resolved: ResolvedModel) -> type:
+    """The class that `build` returns an instance of."""
+    return type(build(resolved, device="meta"))
+
+
+def _construct(
+    resolved: ResolvedModel, attn_implementation: str | None, dtype: torch.dtype, device: str
+) -> PreTrainedModel:
+    config = copy.deepcopy(resolved.config)
+    if config is None or resolved.task is None:
+        raise UserError(f"model {resolved.name!r} cannot be built without a config and a task")
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if resolved.task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = _substitute_padding(config)
+    options: dict[str, Any] = {"dtype": dtype}
+    attention = attn_implementation or resolved.attn_implementation
+    if attention is not None:
+        options["attn_implementation"] = attention
+    if resolved.trust_remote_code:
+        options["trust_remote_code"] = True
+    with torch.device(device), _quick(device):
+        model: PreTrainedModel = resolved.auto_class.from_config(config, **options)
+    return model
+
+
+def _blamed(make: Callable[[str], Any], device: str, what: str) -> Any:
+    """Call `make(device)`; when it fails, try on `meta`: what fails there too, alike, is the user's mistake."""
+    try:
+        return make(device)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if device != "meta":
+            try:
+                make("meta")
+            except Exception as again:
+                if (type(again), str(again)) != (type(error), str(error)):
+                    raise error from None
+            else:
+                raise
+        message = f"{what}: {type(error).__name__}: {first_line(error)}"
+        raise UserError(message) from error
+
+
+def _called(objects: LiveObjects, *, device: str) -> torch.nn.Module:
+    make = cast("Callable[[], torch.nn.Module]", objects.model_init)
+
+    def run(where: str) -> Any:
+        # Only `meta` is imposed: elsewhere the user's function decides, as it does under the Trainer.
+        place = torch.device("meta") if where == "meta" else contextlib.nullcontext()
+        with place, _quick(where):
+            return make()
+
+    model = _blamed(run, device, "the function that builds the model raised")
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"the function that builds the model returned a {type(model).__name__}, not a module")
+    return model
+
+
+def _sketch(objects: LiveObjects) -> torch.nn.Module:
+    """The model that the user's function builds, without memory if the function allows it."""
+    try:
+        return _called(objects, device="meta")
+    except UserError:  # a function that moves or reads tensors cannot run on `meta`
+        return _called(objects, device="cpu")
+
+
+@contextlib.contextmanager
+def _quick(device: str) -> Iterator[None]:
+    with FastRandom() if torch.device(device).type == "cpu" else contextlib.nullcontext():
+        yield
+
+
+def _as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Cast parameters and saved buffers; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
+    saved = set(model.state_dict(keep_vars=True))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in saved and tensor.dtype != dtype and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return model
+
+
+def _prepare(model: torch.nn.Module, task: Task | None) -> None:
+    config = getattr(model, "config", None)
+    if isinstance(config, PretrainedConfig):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        if task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = _substitute_padding(config)
+
+
+def _substitute_padding(config: PretrainedConfig) -> int:
+    """Decoders refuse batches larger than 1 without a padding token; the end-of-text token is the usual one."""
+    end = getattr(config, "eos_token_id", None)
+    end = end[0] if isinstance(end, list | tuple) and end else end
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 1)
+    return end if isinstance(end, int) and 0 <= end < vocabulary else 0
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    inner = getattr(model, "get_base_model", None)  # PEFT
+    return inner() if callable(inner) else model
+
+
+def facts(resolved: ResolvedModel) -> dict[str, Any]:
+    """What the parent needs to know of the model, as JSON. Counts parameters on `meta`; tied ones count once.
+
+    Returns:
+        `name`, `source`, `task`, `seq_len`, `digest`, `warnings`, `class`, `n_params`, `n_trainable_params`,
+        `hidden_size`, `num_layers`, `num_heads`, `vocab_size`, `max_positions`, `tie_word_embeddings`,
+        `supports_gradient_checkpointing`, `supports_sdpa`, `attn_implementation`, `config`; None where the model
+        does not say.
+    """
+    objects = resolved.objects
+    if objects is not None and objects.is_live:
+        model = objects.model if objects.model is not None else _sketch(objects)
+    else:
+        model = build(resolved, device="meta")
+    config = resolved.config
+    parameters = list(model.parameters())
+    return {
+        "name": resolved.name,
+        "source": resolved.source,
+        "task": None if resolved.task is None else str(resolved.task),
+        "seq_len": resolved.seq_len,
+        "digest": resolved.digest,
+        "warnings": list(resolved.warnings),
+        "class": type(model).__name__,
+        "n_params": sum(p.numel() for p in parameters),
+        "n_trainable_params": sum(p.numel() for p in parameters if p.requires_grad),
+        **_config_facts(config),
+        "supports_gradient_checkpointing": bool(getattr(model, "supports_gradient_checkpointing", False)),
+        "supports_sdpa": bool(getattr(model, "_supports_sdpa", False)),
+        "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
+        "config": None if config is None else _json_able(config.to_dict()),
+    }
+
+
+def _config_facts(config: PretrainedConfig | None) -> dict[str, Any]:
+    text = None if config is None else config.get_text_config()
+    names = {
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "vocab_size": "vocab_size",
+        "tie_word_embeddings": "tie_word_embeddings",
+    }
+    found: dict[str, Any] = {ours: getattr(text, theirs, None) for ours, theirs in names.items()}
+    found["max_positions"] = None if config is None else max_positions(config)
+    return found
+
+
+def _config_digest(config: PretrainedConfig) -> str:
+    values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
+    return _digest(_json_able(values))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _json_able(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str, sort_keys=False))
