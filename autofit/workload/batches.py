@@ -55,7 +55,7 @@ class SyntheticDataset(Dataset[Sample]):
         self._size = size
         self._pool = [make(resolved.config, length, generator) for _ in range(count)]
         if padded:
-            self._pool = [_pad(sample, length, generator) for sample in self._pool]
+            self._pool = [_pad(sample, resolved.config, length, generator) for sample in self._pool]
 
     def __len__(self) -> int:
         return self._size
@@ -124,9 +124,17 @@ def _tokens(config: Any, length: int, generator: torch.Generator) -> Sample:
     candidates = allowed.nonzero().squeeze(-1)
     picks = torch.randint(len(candidates), (length,), generator=generator)
     sample = {"input_ids": candidates[picks], "attention_mask": torch.ones(length, dtype=torch.int64)}
+    _end(sample["input_ids"], config, length)
     if (getattr(text, "type_vocab_size", 0) or 0) > 1:
         sample["token_type_ids"] = torch.zeros(length, dtype=torch.int64)
     return sample
+
+
+def _end(tokens: torch.Tensor, config: Any, length: int) -> None:
+    """Close the sequence as tokenizers of encoder-decoders do: their classifiers read at the end token."""
+    end = getattr(config, "eos_token_id", None)
+    if config.is_encoder_decoder and isinstance(end, int) and 0 <= end < config.get_text_config().vocab_size:
+        tokens[length - 1] = end
 
 
 def _class_label(config: Any, generator: torch.Generator) -> torch.Tensor:
@@ -210,7 +218,7 @@ def _ctc(config: Any, length: int, generator: torch.Generator) -> Sample:
     return sample
 
 
-def _pad(sample: Sample, length: int, generator: torch.Generator) -> Sample:
+def _pad(sample: Sample, config: Any, length: int, generator: torch.Generator) -> Sample:
     """Mask the end of the sample; labels there do not count. Samples without a mask stay."""
     if "attention_mask" not in sample or length < 2:
         return sample
@@ -220,6 +228,8 @@ def _pad(sample: Sample, length: int, generator: torch.Generator) -> Sample:
         if name in sample and sample[name].shape[:1] == (length,):
             padded[name] = sample[name].clone()
             padded[name][real:] = IGNORED if name == "labels" else 0
+    if "input_ids" in sample:
+        _end(padded["input_ids"], config, real)
     for name in ("start_positions", "end_positions"):
         if name in sample:
             padded[name] = sample[name].clamp(max=real - 1)

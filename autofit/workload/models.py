@@ -23,12 +23,13 @@ from autofit.errors import UserError
 from autofit.spec import Workload
 from autofit.workload.initialise import FastRandom
 from autofit.workload.objects import LiveObjects, load_objects
-from autofit.workload.sources import check_trainable, find_config, first_line
+from autofit.workload.sources import FoundConfig, check_trainable, find_config, first_line, remote_code_needed
 from autofit.workload.tasks import (
     DEFAULT_TEXT_LENGTH,
     Task,
     check_task,
     default_task,
+    has_class,
     max_positions,
     parse_task,
     sequence_length,
@@ -40,12 +41,9 @@ __all__ = [
     "ResolvedModel",
     "build",
     "facts",
-    "live_facts",
-    "live_model",
     "load_objects",
     "model_class",
     "resolve",
-    "resolve_objects",
 ]
 
 #: config fields that say where a config came from, not what model it makes
@@ -92,50 +90,24 @@ def resolve(workload: Workload) -> ResolvedModel:
         UserError: see `find_config`, `check_task`, `sequence_length` and `load_objects`.
     """
     objects = load_objects(workload.objects_path) if workload.objects_path else None
-    return _resolve(workload, objects)
-
-
-def resolve_objects(objects: LiveObjects, workload: Workload) -> ResolvedModel | None:
-    """As `resolve`, for objects that are already loaded; None for a live module without a transformers config."""
-    resolved = _resolve(workload, objects)
-    return None if resolved.config is None else resolved
-
-
-def live_model(objects: LiveObjects) -> torch.nn.Module:
-    """The live module itself, or what the user's function builds, in its own dtype and place.
-
-    Raises:
-        UserError: there is neither, or the function raises.
-    """
-    if objects.model is not None:
-        return objects.model
-    if objects.model_init is None:
-        raise UserError("the objects hold no model", hint="pass a model or a function that builds one")
-    return _called(objects, device="cpu")
-
-
-def live_facts(objects: LiveObjects, name: str = "model") -> dict[str, Any]:
-    """`facts` of a live module (or function) whatever it is; the task and the length stay open."""
-    return facts(_resolve_module(Workload(model=name), objects))
-
-
-def _resolve(workload: Workload, objects: LiveObjects | None) -> ResolvedModel:
     if objects is not None and objects.is_live:
         return _resolve_module(workload, objects)
     if objects is not None and objects.config is not None:
-        config, source, warnings = objects.config, "object", ()
-        check_trainable(config, workload.model)
+        found = FoundConfig(config=objects.config, source="object")
+        check_trainable(objects.config, workload.model)
     else:
         found = find_config(workload.model, trust_remote_code=workload.trust_remote_code)
-        config, source, warnings = found.config, found.source, found.warnings
+    config = found.config
     if workload.task is None:
         task = default_task(config)
     else:
         task = parse_task(workload.task)
         check_task(task, config)
+    if not workload.trust_remote_code and not has_class(task, config):
+        raise remote_code_needed(workload.model)
     return ResolvedModel(
         name=workload.model,
-        source=source,
+        source=found.source,
         config=config,
         task=task,
         seq_len=sequence_length(workload.seq_len, task, config),
@@ -143,7 +115,7 @@ def _resolve(workload: Workload, objects: LiveObjects | None) -> ResolvedModel:
         trust_remote_code=workload.trust_remote_code,
         attn_implementation=workload.attn_implementation,
         objects=objects,
-        warnings=warnings,
+        warnings=found.warnings,
     )
 
 
@@ -203,8 +175,11 @@ def build(
 
 
 def model_class(resolved: ResolvedModel) -> type:
-    """The class that `build` returns an instance of."""
-    return type(build(resolved, device="meta"))
+    """The class that `build` returns an instance of. Builds on `meta` only where the class is the model's own code."""
+    if resolved.task is None or not has_class(resolved.task, resolved.config) or resolved.trust_remote_code:
+        return type(build(resolved, device="meta"))
+    found = resolved.auto_class._model_mapping[type(resolved.config)]
+    return cast("type", found[0] if isinstance(found, tuple) else found)
 
 
 def _construct(
@@ -217,12 +192,10 @@ def _construct(
         config.use_cache = False
     if resolved.task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = _substitute_padding(config)
-    options: dict[str, Any] = {"dtype": dtype}
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": resolved.trust_remote_code}
     attention = attn_implementation or resolved.attn_implementation
     if attention is not None:
         options["attn_implementation"] = attention
-    if resolved.trust_remote_code:
-        options["trust_remote_code"] = True
     with torch.device(device), _quick(device):
         model: PreTrainedModel = resolved.auto_class.from_config(config, **options)
     return model

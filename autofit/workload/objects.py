@@ -33,11 +33,6 @@ class LiveObjects:
     data_collator: Any = None
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The entry called `key`, whether it has a field here or is an extra one."""
-        value = self.extra.get(key) if key in self.extra else getattr(self, key, None)
-        return default if value is None else value
-
     @property
     def is_live(self) -> bool:
         """Whether the model itself was handed over (or a function that builds it), not just its config."""

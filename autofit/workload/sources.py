@@ -52,7 +52,8 @@ def find_config(name: str, *, trust_remote_code: bool = False) -> FoundConfig:
     path = Path(name).expanduser()
     if path.exists():
         file = _config_file(path)
-        return FoundConfig(config=_read(name, file, str(path), trust_remote_code), source="local")
+        origin = str(file.parent if file.name == CONFIG_NAME else file)
+        return FoundConfig(config=_read(name, file, origin, trust_remote_code), source="local")
     if _looks_like_path(name):
         raise UserError(
             f"model path {name!r} does not exist", hint="give a directory with a config.json, or a hub name"
@@ -100,9 +101,19 @@ def _read(name: str, file: Path, origin: str, trust_remote_code: bool) -> Pretra
         raise UserError(f"the config of model {name!r} cannot be read: {first_line(error)}") from None
     if not isinstance(values, dict):
         raise UserError(f"the config of model {name!r} is not a JSON object")
-    if "AutoConfig" in (values.get("auto_map") or {}) and not _built_in(values):
-        return _remote(name, origin, trust_remote_code)
+    own_code = values.get("auto_map") or {}
+    if own_code and trust_remote_code:
+        return _remote(name, origin)
+    if "AutoConfig" in own_code and not _built_in(values):
+        raise remote_code_needed(name)
     return _from_values(name, values)
+
+
+def remote_code_needed(name: str) -> UserError:
+    """The error for a model whose own code would have to run, and may not."""
+    return UserError(
+        f"model {name!r} runs its own Python code", hint="read that code, then pass --trust-remote-code"
+    )
 
 
 def _built_in(values: dict[str, Any]) -> bool:
@@ -127,23 +138,20 @@ def _from_values(name: str, values: dict[str, Any]) -> PretrainedConfig:
             hint="upgrade transformers, or pass --trust-remote-code if the model brings its own code",
         )
     try:
-        config = AutoConfig.for_model(model_type, **values)
+        config: PretrainedConfig = AutoConfig.for_model(model_type, **values)
     except Exception as error:  # a config class may raise anything; all of it comes from these values
         raise UserError(f"the config of model {name!r} is invalid: {first_line(error)}") from error
     check_trainable(config, name)
     return config
 
 
-def _remote(name: str, origin: str, trust_remote_code: bool) -> PretrainedConfig:
+def _remote(name: str, origin: str) -> PretrainedConfig:
     from transformers import AutoConfig
 
-    if not trust_remote_code:
-        raise UserError(
-            f"model {name!r} runs its own Python code",
-            hint="read that code, then pass --trust-remote-code",
-        )
     try:
-        config = AutoConfig.from_pretrained(origin, trust_remote_code=True)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            origin, trust_remote_code=True, local_files_only=not Path(origin).exists() and not hub_reachable()
+        )
     except Exception as error:  # the model's own code may raise anything
         raise UserError(f"the code of model {name!r} failed: {first_line(error)}") from error
     check_trainable(config, name)
@@ -191,7 +199,7 @@ def _download(name: str) -> Path:
 
 def _possible_on_hub(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     try:
         validate_repo_id(name)
@@ -206,8 +214,7 @@ def hub_reachable(timeout_seconds: float = REACH_SECONDS) -> bool:
     The hub's own client retries for 23 s where there is no network, and name resolution obeys no time-out: hence a
     thread that is left behind.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     answered = threading.Event()
 

@@ -136,15 +136,15 @@ def parse_task(name: str) -> Task:
 
 def possible_tasks(config: PretrainedConfig) -> tuple[Task, ...]:
     """The tasks that have a model class for this kind of config, in the order of `Task`."""
+    remote = getattr(config, "auto_map", None) or {}
+    return tuple(task for task in Task if task.auto_class_name in remote or has_class(task, config))
+
+
+def has_class(task: Task, config: PretrainedConfig | None) -> bool:
+    """Whether transformers itself has a class of this model for `task` (and not only the model's own code)."""
     import transformers
 
-    remote = getattr(config, "auto_map", None) or {}
-    return tuple(
-        task
-        for task in Task
-        if task.auto_class_name in remote
-        or type(config) in getattr(transformers, task.auto_class_name)._model_mapping
-    )
+    return type(config) in getattr(transformers, task.auto_class_name)._model_mapping
 
 
 def default_task(config: PretrainedConfig) -> Task:
