@@ -8,7 +8,6 @@ outputs become fp32, through accelerate's own functions.
 
 from __future__ import annotations
 
-import gc
 import inspect
 import tempfile
 from types import MethodType
@@ -27,7 +26,7 @@ from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
 
-_UNTRACEABLE = {
+UNTRACEABLE = {
     "torch_compile": "torch.compile fuses operators in ways that only a run can tell",
     "use_liger_kernel": "liger kernels have no fake counterpart",
     "deepspeed": "DeepSpeed manages memory itself",
@@ -41,7 +40,7 @@ def training_arguments(settings: StepSettings) -> TrainingArguments:
     Raises:
         TraceUnavailable: an argument whose effect a trace cannot show.
     """
-    for name, reason in _UNTRACEABLE.items():
+    for name, reason in UNTRACEABLE.items():
         if settings.arguments.get(name):
             raise TraceUnavailable(f"{name}: {reason}")
     # Precision flags would probe the device here; the loop applies them itself.
@@ -109,14 +108,8 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Load, then `settings.steps` optimizer steps."""
-        collecting = gc.isenabled()
-        gc.disable()  # cycles must die by the loop's own hand, or the trace depends on the collector's mood
-        try:
-            self._load()
-            self._train()
-        finally:
-            if collecting:
-                gc.enable()
+        self._load()
+        self._train()
 
     def _load(self) -> None:
         self.tracer.mark(Moment.MODEL)
@@ -223,12 +216,13 @@ class TrainingLoop:
             self.scaler.update()
         else:
             optimizer.step()
-        states = (value for state in optimizer.state.values() for value in _tensors(state))
-        self.tracer.classify(states, Kind.OPTIMIZER_STATE)
+        self.tracer.classify(optimizer_tensors(optimizer), Kind.OPTIMIZER_STATE)
 
 
-def _tensors(state: Any) -> list[Tensor]:
-    return [value for value in state.values() if isinstance(value, Tensor)] if isinstance(state, dict) else []
+def optimizer_tensors(optimizer: Any) -> list[Tensor]:
+    """Every tensor in the state of an optimizer (accelerate's wrapper included)."""
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:

@@ -10,7 +10,6 @@ from transformers import Trainer, TrainingArguments
 
 from autofit.memory.trace.request import TraceUnavailable
 
-_FORBIDDEN_DECAY = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 _PAGED = "paged"
 
 
@@ -33,9 +32,9 @@ def create(model: nn.Module, arguments: TrainingArguments) -> torch.optim.Optimi
     keywords = dict(keywords)
     groups = keywords.pop("params", None) or parameter_groups(model, arguments)
     optimizer: torch.optim.Optimizer = cls(groups, **keywords)
-    if "bitsandbytes" in str(cls):
-        _prepare_bitsandbytes(model, optimizer, keywords)
-    return optimizer
+    if "bitsandbytes" in str(cls) and keywords.get("optim_bits") == 8:
+        _keep_embeddings_in_32_bit(model)
+    return without_kernels(optimizer)
 
 
 def parameter_groups(model: nn.Module, arguments: TrainingArguments) -> list[dict[str, Any]]:
@@ -52,20 +51,25 @@ class _NoTrainer:
     """`get_decay_parameter_names` is a method that uses nothing of its object."""
 
 
-def _prepare_bitsandbytes(model: nn.Module, optimizer: Any, keywords: dict[str, Any]) -> None:
-    """Register what the Trainer registers (32-bit states for embeddings) and stub the kernels: they allocate nothing.
-
-    A fake tensor has no address to hand to a compiled kernel. The states, quantisation maps and block maxima are made by
-    bitsandbytes' own Python code (`init_state`), so their sizes are the library's.
-    """
+def _keep_embeddings_in_32_bit(model: nn.Module) -> None:
+    """Register the exceptions that the Trainer registers."""
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
-    if keywords.get("optim_bits") == 8:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                manager.register_module_override(module, "weight", {"optim_bits": 32})
-    optimizer.update_step = _update_nothing
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+def without_kernels(optimizer: Any) -> Any:
+    """Leave out the compiled kernels of bitsandbytes: a fake tensor has no address for them, and they allocate nothing.
+
+    States, quantisation maps and block maxima are made by its Python code (`init_state`), so their sizes are its own.
+    Other optimizers are returned as they are.
+    """
+    if type(optimizer).__module__.startswith("bitsandbytes"):
+        optimizer.update_step = _update_nothing
+    return optimizer
 
 
 def _update_nothing(_group: Any, parameter: Any, _group_index: int, _index: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import StepSettings, StepSubject
 from autofit.memory.trace.tracer import ScalarReader, StorageTracer
 
+Runner = Callable[[StepSubject, StepSettings, StorageTracer], None]
 _UNSUPPORTED = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -65,12 +67,20 @@ def build_model(mode: FakeTensorMode, device_type: str, make: Callable[[], nn.Mo
     return model
 
 
-def trace_step(make_subject: Callable[[FakeTensorMode], StepSubject], settings: StepSettings) -> Trace:
+def run_loop(subject: StepSubject, settings: StepSettings, tracer: StorageTracer) -> None:
+    """The default way to train: our own loop."""
+    TrainingLoop(subject, settings, tracer).run()
+
+
+def trace_step(
+    make_subject: Callable[[FakeTensorMode], StepSubject], settings: StepSettings, run: Runner = run_loop
+) -> Trace:
     """Trace `settings.steps` optimizer steps.
 
     Args:
         make_subject: builds model and batches under the given mode, see `build_model`.
         settings: how to train.
+        run: trains, inside the fake mode and the tracer.
 
     Raises:
         TraceUnavailable: this cannot be traced, and why.
@@ -85,13 +95,24 @@ def trace_step(make_subject: Callable[[FakeTensorMode], StepSubject], settings: 
     with named_failures(), warnings.catch_warnings(), patches.applied(settings.capability) as routes:
         warnings.simplefilter("ignore")  # the libraries' advice on a run that is none
         subject = make_subject(mode)
-        with mode, tracer:
-            loop = TrainingLoop(subject, settings, tracer)
-            loop.run()
+        with mode, tracer, _no_collector():
+            run(subject, settings, tracer)
         facts = facts_of(subject.model, settings, routes, tracer)
         trace = builder.build(facts)
         tracer.close()
     return trace
+
+
+@contextlib.contextmanager
+def _no_collector() -> Iterator[None]:
+    """Cycles must die by the loop's own hand, or the trace depends on the collector's mood."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def facts_of(model: nn.Module, settings: StepSettings, routes: Counter[str], tracer: StorageTracer) -> Facts:

@@ -1,0 +1,150 @@
+"""From a `TraceRequest` to a model on the fake device, batches, and settings."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import default_data_collator
+
+from autofit.arguments import explicit_arguments, model_arguments
+from autofit.config import PRECISION_FACTS
+from autofit.errors import UserError
+from autofit.memory.trace.record import build_model
+from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
+from autofit.spec import Workload
+from autofit.workload import batches, models
+from autofit.workload.trial import argument_defaults
+
+_PLAIN_PARAMETERS = (nn.Parameter, Tensor)
+
+
+def settings_of(request: TraceRequest, *, costs: bool = True) -> StepSettings:
+    """How the step of `request` is trained."""
+    resolved = resolve(request.workload)
+    config = request.config.but(
+        per_device_train_batch_size=request.batch, gradient_accumulation_steps=request.accumulation
+    )
+    base = dict(_extra(resolved).get("arguments") or {})
+    arguments = base | explicit_arguments(config, argument_defaults())
+    arguments["max_grad_norm"] = dict(config.extra).get("max_grad_norm", request.max_grad_norm)
+    arguments["label_smoothing_factor"] = dict(config.extra).get(
+        "label_smoothing_factor", request.label_smoothing_factor
+    )
+    return StepSettings(
+        batch=request.batch,
+        seq_len=request.seq_len or resolved.seq_len,
+        arguments=arguments,
+        precision=config.precision,
+        accumulation=request.accumulation,
+        capability=request.capability,
+        padded=request.padded,
+        device_type=request.device_type,
+        costs=costs,
+    )
+
+
+def subject_of(request: TraceRequest) -> Callable[[FakeTensorMode], StepSubject]:
+    """What makes the model and the batches of `request` under a fake mode."""
+    resolved = resolve(request.workload)
+    host = host_batch(resolved, request)
+
+    def make(mode: FakeTensorMode) -> StepSubject:
+        return StepSubject(model=fake_model(mode, resolved, request), make_batch=functools.partial(_like, host))
+
+    return make
+
+
+def resolve(workload: Workload) -> models.ResolvedModel:
+    """`models.resolve`, remembered: a process answers many questions about one model."""
+    return _resolve(json.dumps(workload.to_json(), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _resolve(workload: str) -> models.ResolvedModel:
+    return models.resolve(Workload.from_json(json.loads(workload)))
+
+
+def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: TraceRequest) -> nn.Module:
+    """The model of `resolved` with all parameters and buffers on the fake device of `mode`.
+
+    Raises:
+        TraceUnavailable: a live model whose weights are not plain tensors.
+    """
+    weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
+    attention = model_arguments(request.config).get("attn_implementation", request.workload.attn_implementation)
+    build = functools.partial(models.build, resolved, weight_dtype=weight_dtype, attn_implementation=attention)
+    objects = resolved.objects
+    if objects is None or (objects.model is None and objects.model_init is None):
+        return build_model(mode, request.device_type, lambda: build(device=request.device_type))
+    if objects.model is not None:
+        model = build(device="cpu")
+    else:
+        try:
+            model = build(device="meta")
+        except UserError:  # a function that moves or reads tensors cannot run without them
+            model = build(device="cpu")
+    with mode:
+        replace_tensors(model, request.device_type)
+    return model  # type: ignore[no-any-return]
+
+
+def replace_tensors(model: nn.Module, device: str) -> None:
+    """Put an empty tensor of the same shape, layout and dtype on `device` in the place of each parameter and buffer.
+
+    Shared parameters stay shared.
+
+    Raises:
+        TraceUnavailable: a parameter of a special class, as quantised weights are.
+    """
+    replaced: dict[int, Tensor] = {}
+
+    def substitute(tensor: Tensor) -> Tensor:
+        if id(tensor) not in replaced:
+            if type(tensor) not in _PLAIN_PARAMETERS:
+                raise TraceUnavailable(f"weights of class {type(tensor).__name__} have no fake kernels")
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if isinstance(tensor, nn.Parameter):
+                empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+            replaced[id(tensor)] = empty
+        return replaced[id(tensor)]
+
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = substitute(tensor)  # type: ignore[assignment]
+
+
+def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
+    """One real batch on the CPU, from the user's dataset or made up; only its shapes and dtypes are used.
+
+    Raises:
+        TraceUnavailable: the user's samples are not a mapping of tensors.
+    """
+    objects = resolved.objects
+    if objects is not None and objects.train_dataset is not None:
+        rows = objects.train_dataset
+        samples = [rows[i % len(rows)] for i in range(request.batch)]
+        batch = (objects.data_collator or default_data_collator)(samples)
+        if not all(isinstance(value, Tensor) for value in batch.values()):
+            raise TraceUnavailable("the collator returns something other than tensors")
+        return dict(batch)
+    weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
+    return batches.make_batch(
+        resolved, request.batch, request.seq_len, weight_dtype=weight_dtype, padded=request.padded
+    )
+
+
+def _like(host: Batch) -> Batch:
+    return {name: torch.empty(value.shape, dtype=value.dtype) for name, value in host.items()}
+
+
+def _extra(resolved: models.ResolvedModel) -> dict[str, Any]:
+    return {} if resolved.objects is None else dict(resolved.objects.extra)
