@@ -138,7 +138,7 @@ _ROWS: tuple[_Row, ...] = (
     ("H100-PCIE",       (),                         80, 79.10, "9.0",  51.0, 378.0, 756.5, 756.5, 2000,  600, "NVIDIA H100 PCIe GPU product brief"),
     ("H100-NVL",        (),                         94, 93.09, "9.0",  60.0, 417.5, 835.5, 835.5, 3900,  650, "NVIDIA H100 Tensor Core GPU data sheet"),
     ("H200",            ("H200-SXM",),             141, 139.72, "9.0", 67.0, 494.5, 989.5, 989.5, 4800,  650, "NVIDIA H200 Tensor Core GPU data sheet"),
-    ("B200",            ("B200-SXM",),             180, 178.35, "10.0", 75.0, 1125.0, 2250.0, 2250.0, 8000, 700, "NVIDIA Blackwell data sheet, HGX B200, per GPU"),
+    ("B200",            ("B200-SXM",),             180, 178.35, "10.0", 80.0, 1100.0, 2250.0, 2250.0, 8000, 700, "NVIDIA Blackwell Architecture technical brief, HGX B200, per GPU"),
 
     ("MI210",           (),                         64, 63.98, "gfx90a", 45.3,  None, 181.0, 181.0, 1638, 600, "AMD Instinct MI210 data sheet"),
     ("MI250",           (),                         64, 63.98, "gfx90a", 45.3,  None, 181.0, 181.0, 1638, 600, "AMD Instinct MI250 data sheet, one of two dies"),

@@ -216,6 +216,7 @@ ROWS: tuple[Row, ...] = (
 
     Row(On.MESSAGE, r"could not (create|execute) a primitive(?! descriptor)|could not create a memory object", OOM_UNDER_RLIMIT, "oneDNN: 9 of 291 failures under RLIMIT_AS; without a limit an unsupported shape"),
     Row(On.MESSAGE, r"can't start new thread", OOM_UNDER_RLIMIT, "CPython: no room for a stack; without a limit too many processes"),
+    Row(On.MESSAGE, r"error return without exception set|returned NULL without setting an exception", OOM_UNDER_RLIMIT, "CPython: C code that failed to allocate and did not say so; 5 of 51 failures under RLIMIT_AS"),
     Row(On.MESSAGE, r"could not create a primitive descriptor", SUSPECT_ELSE_UNSUPPORTED, "oneDNN: no implementation for this dtype on this CPU"),
     Row(On.MESSAGE, r"unable to mmap \d+ bytes", SUSPECT, "MapAllocator.cpp with another errno"),
     Row(On.MESSAGE, r"CUBLAS_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)", SUSPECT, "no room for the handle; also the first call after a failed kernel assertion"),
