@@ -1,1 +1,63 @@
-"""Find the fastest Hugging Face Trainer configuration that fits in memory, by measuring it."""
+"""Find the fastest Hugging Face Trainer configuration that fits in memory, by measuring it.
+
+    result = autofit.tune("bert-large-uncased", effective_batch=64)
+    args = result.training_arguments(output_dir="out")
+
+Importing this package imports neither torch nor transformers nor optuna.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofit.errors import (
+        AutofitError,
+        FileFormatError,
+        NothingFits,
+        SearchFailed,
+        StudyError,
+        UserError,
+        WorkerError,
+    )
+    from autofit.result import TuneResult, load
+    from autofit.tuning import tune
+
+_HOMES = {
+    "AutofitError": "autofit.errors",
+    "FileFormatError": "autofit.errors",
+    "NothingFits": "autofit.errors",
+    "SearchFailed": "autofit.errors",
+    "StudyError": "autofit.errors",
+    "TuneResult": "autofit.result",
+    "UserError": "autofit.errors",
+    "WorkerError": "autofit.errors",
+    "load": "autofit.result",
+    "tune": "autofit.tuning",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "AutofitError",
+    "FileFormatError",
+    "NothingFits",
+    "SearchFailed",
+    "StudyError",
+    "TuneResult",
+    "UserError",
+    "WorkerError",
+    "load",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'autofit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -11,6 +11,17 @@ from autofit.errors import UserError
 MODEL_EXTRAS = ("attn_implementation",)  #: go to the model's constructor, not to TrainingArguments
 CHECKPOINTING_EXTRAS = ("use_reentrant", "every_n_layers", "offload")  #: go to activation_checkpointing_kwargs
 
+#: Defaults of transformers 5.23 for the fields that are tuned: for answers without an installed transformers at hand (a replay).
+KNOWN_DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "activation_checkpointing": None,
+    "bf16": False,
+    "fp16": False,
+    "tf32": None,
+    "optim": "adamw_torch_fused",
+}
+
 
 def explicit_arguments(config: TrialConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Every knob as a keyword, also where it equals the default, so that nothing of a base `args` shines through.

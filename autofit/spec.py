@@ -28,7 +28,6 @@ class Workload:
         trust_remote_code: whether the model's own Python code may run.
         attn_implementation: `eager`, `sdpa`, ...; None = the library's choice.
         objects_path: private cloudpickle file with live objects (model, dataset, ...); None for named models.
-        objects_digest: sha256 of that file: two different objects are two different workloads.
     """
 
     model: str
@@ -37,7 +36,6 @@ class Workload:
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     objects_path: str | None = None
-    objects_digest: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -55,7 +53,7 @@ class Workload:
         return _from_known(cls, data)
 
     def identity(self) -> str:
-        """A digest of what is trained, without the path of the temporary file it may travel in."""
+        """A digest of what is named here. Live objects are not in it: where they matter, the model's own digest stands beside it."""
         facts = {k: v for k, v in self.to_json().items() if k != "objects_path"}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -76,7 +74,6 @@ class SearchSpec:
         sampler: `auto`, `tpe`, `random` or `grid`.
         seed: of the sampler and of the trials.
         tolerance: relative speed difference that does not matter (0.01 = 1 %).
-        world_size: devices that share the effective batch.
     """
 
     workload: Workload
@@ -93,7 +90,6 @@ class SearchSpec:
     sampler: str = "auto"
     seed: int = 0
     tolerance: float = DEFAULT_TOLERANCE
-    world_size: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.effective_batch, bool) or not isinstance(self.effective_batch, int):
@@ -101,11 +97,6 @@ class SearchSpec:
         if not 1 <= self.effective_batch <= MAX_EFFECTIVE_BATCH:
             raise UserError(
                 f"effective batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.effective_batch}"
-            )
-        if self.world_size < 1 or self.effective_batch % self.world_size:
-            raise UserError(
-                f"effective batch {self.effective_batch} cannot be shared exactly by {self.world_size} devices",
-                hint="choose a multiple of the number of devices",
             )
         if self.trials is not None and self.trials < 1:
             raise UserError(f"trials must be at least 1, got {self.trials}")

@@ -70,11 +70,11 @@ class CpuMeter:
     def read(self) -> Memory:
         status = _status()
         resident_peak = status.get("VmHWM", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        # Pages of libraries that are touched for the first time are resident too, but not the trial's memory.
+        own_peak = resident_peak - status.get("RssFile", 0) - status.get("RssShmem", 0) - self.base_anonymous
         return Memory(
-            peak_allocated_bytes=max(0, resident_peak - self.base_resident),
-            peak_reserved_bytes=max(
-                0, status.get("VmPeak", resident_peak) - (self.base_address_space or self.base_resident)
-            ),
+            peak_allocated_bytes=max(0, own_peak),
+            peak_reserved_bytes=max(0, status.get("VmPeak", resident_peak) - self.base_address_space),
             context_bytes=0,
             device_used_bytes=resident_peak,
             host_peak_bytes=resident_peak,

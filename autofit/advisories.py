@@ -1,0 +1,154 @@
+"""What a reader of a result must be told, computed once from the records and stored in the result."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from autofit.config import Precision
+from autofit.device import Device
+from autofit.result import Estimate, Warning
+from autofit.trial import Outcome, Reason, Role, TrialRecord
+from autofit.units import format_bytes
+
+NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
+PRESSURE_PERCENT = 20.0
+INPUT_BOUND_SHARE = 0.2
+PREDICTION_ERROR = 0.05
+SAME_MATHEMATICS = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused")
+
+
+def of_device(device: Device) -> list[Warning]:
+    """A busy card, or no card at all."""
+    found = []
+    if device.kind == "cpu":
+        found.append(
+            Warning(
+                code="cpu",
+                message="measured on a CPU: the answer holds for training on this CPU only",
+                next_step="run the same command on the GPU machine that will train",
+            )
+        )
+    if device.holders:
+        held = ", ".join(
+            f"{h.name} (pid {h.pid}{', ' + format_bytes(h.used_bytes) if h.used_bytes else ''})" for h in device.holders
+        )
+        found.append(
+            Warning(
+                code="busy_device",
+                message=f"other processes hold memory of {device.name}: {held}",
+                next_step="end them and search again: they cost memory and speed",
+            )
+        )
+    return found
+
+
+def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
+    """What weakens the answer itself."""
+    own = [r for r in records if r.config == best.config and r.measurement is not None]
+    found = [*_noise(own), *_input_bound(own), *_numerics(best)]
+    if interrupted:
+        found.append(
+            Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
+        )
+    if not confirmed:
+        found.append(
+            Warning(
+                code="not_confirmed",
+                message="the winner was not run at full accumulation and longest length",
+                next_step="autofit confirm best.json",
+            )
+        )
+    if any(r.measurement is not None and r.measurement.skipped_steps for r in own):
+        found.append(
+            Warning(
+                code="skipped_steps",
+                message="the fp16 loss scaler skipped optimizer steps at the start, as it does while it finds its scale",
+            )
+        )
+    return found
+
+
+def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
+    """Trials that failed, and predictions that were off."""
+    found = []
+    failed = [r for r in records if r.outcome is Outcome.FAILED and r.failure and r.failure.reason is not Reason.INTERRUPTED]
+    if failed:
+        first = failed[0].failure
+        assert first is not None
+        found.append(
+            Warning(
+                code="failed_trials",
+                message=f"{len(failed)} trial{'s' if len(failed) > 1 else ''} failed for another reason than memory: {first.message}",
+                next_step="the tracebacks are in the result file under trials[].failure",
+            )
+        )
+    worst = max(((abs(e), e, r) for r in records if (e := prediction_error(r)) is not None), default=None, key=lambda x: x[0])
+    if worst is not None and worst[0] > PREDICTION_ERROR:
+        found.append(
+            Warning(
+                code="prediction_off",
+                message=f"memory was predicted {worst[1]:+.0%} off for {worst[2].config.label()}",
+                next_step="the measured numbers count; the prediction only ordered the trials",
+            )
+        )
+    return found
+
+
+def prediction_error(record: TrialRecord) -> float | None:
+    """(predicted - measured) / measured device bytes; None when one of them is missing."""
+    if record.measurement is None or record.predicted_bytes is None:
+        return None
+    needed = record.measurement.memory.needed_bytes
+    return None if not needed else (record.predicted_bytes - needed) / needed
+
+
+def _noise(own: Sequence[TrialRecord]) -> list[Warning]:
+    spreads = [_spread(r.measurement.micro_step_seconds) for r in own if r.measurement and r.role is not Role.CONFIRMATION]
+    pressures = [float((r.measurement.facts or {}).get("cpu_pressure_percent", 0.0)) for r in own if r.measurement]
+    if spreads and statistics.median(spreads) > NOISY_SPREAD:
+        message = f"the machine is noisy: micro-steps of one trial spread by {statistics.median(spreads):.0%}"
+    elif pressures and max(pressures) > PRESSURE_PERCENT:
+        message = f"other work competed for the processors ({max(pressures):.0f} % of the time)"
+    else:
+        return []
+    return [Warning(code="noise", message=message, next_step="search again on a quiet machine")]
+
+
+def _spread(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return statistics.median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
+
+
+def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
+    shares = [m.t_fetch / (m.t_micro + m.t_fetch) for r in own if (m := r.measurement) is not None and m.t_micro + m.t_fetch > 0]
+    if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
+        return []
+    return [
+        Warning(
+            code="input_bound",
+            message=f"{statistics.median(shares):.0%} of the time goes into fetching data, not into training",
+            next_step="raise dataloader_num_workers, or prepare the data beforehand",
+        )
+    ]
+
+
+def _numerics(best: Estimate) -> list[Warning]:
+    found = []
+    if best.config.optim not in SAME_MATHEMATICS:
+        found.append(
+            Warning(
+                code="other_optimizer",
+                message=f"the winner trains with {best.config.optim}: other training dynamics than AdamW",
+                next_step="restrict the search with --optim adamw_torch_fused,adamw_torch to keep the mathematics",
+            )
+        )
+    if best.config.precision is Precision.PURE_BF16:
+        found.append(
+            Warning(
+                code="pure_bf16",
+                message="the winner keeps weights and optimizer state in bf16, without an fp32 master copy: small updates are lost",
+                next_step="compare the loss curve with bf16 before you rely on it",
+            )
+        )
+    return found

@@ -1,0 +1,106 @@
+"""From a finding and its records to the result that the user keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from autofit import advisories
+from autofit.baselines import plain_defaults
+from autofit.config import TrialConfig
+from autofit.device import Device
+from autofit.predict import is_memory_failure
+from autofit.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
+from autofit.search import Finding, untested_counts
+from autofit.space import Space
+from autofit.spec import SearchSpec
+from autofit.trial import Failure, Outcome, Role, TrialRecord
+
+SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)
+
+
+def assemble(
+    *,
+    finding: Finding,
+    records: Sequence[TrialRecord],
+    spec: SearchSpec,
+    space: Space,
+    device: Device,
+    memory_limit_bytes: int,
+    default_optim: str,
+    reason_to_skip: Callable[[TrialConfig], Failure | None],
+    certificate: Mapping[str, Any] | None = None,
+    software: Mapping[str, str] | None = None,
+    model: Mapping[str, Any] | None = None,
+    argument_defaults: Mapping[str, Any] | None = None,
+    warnings: Sequence[Warning] = (),
+) -> TuneResult:
+    """Return the result. A function of the records but for `finding`, which is itself one of them and the clock."""
+    known = estimates(records)
+    best = known[finding.winner.key()]
+    baselines = {
+        "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim), known, records),
+        "hand_recipe": _recipe(finding, known),
+    }
+    speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
+    return TuneResult(
+        best=best,
+        confirmed=finding.confirmed,
+        tied=tuple(known[c.key()] for c in finding.tied if c != finding.winner and c.key() in known),
+        baselines=baselines,
+        speedup=speedup,
+        spec=spec,
+        device=device,
+        software=software or {},
+        model={k: v for k, v in (model or {}).items() if k != "config"},
+        memory_limit_bytes=memory_limit_bytes,
+        trials=tuple(records),
+        removals=tuple(asdict(removal) for removal in space.removals),
+        untested=untested_counts(space, records, reason_to_skip),
+        stopped=finding.stopped,
+        certificate=certificate,
+        warnings=(
+            *warnings,
+            *advisories.of_device(device),
+            *advisories.of_winner(best, records, confirmed=finding.confirmed, interrupted=finding.interrupted),
+            *advisories.of_records(records),
+            *(Warning(code="space", message=note) for note in space.notes),
+        ),
+        cost=_cost(finding, records, speedup),
+        argument_defaults=argument_defaults or {},
+    )
+
+
+def _baseline(config: TrialConfig, known: Mapping[str, Estimate], records: Sequence[TrialRecord]) -> Baseline:
+    estimate = known.get(config.key())
+    if estimate is not None:
+        return Baseline(config=config, estimate=estimate)
+    own = next((r for r in records if r.config == config and r.failure is not None), None)
+    note = "was not run" if own is None or own.failure is None else own.failure.message
+    if own is not None and own.outcome is Outcome.INFEASIBLE:
+        note = "does not fit" if is_memory_failure(own) else note
+    return Baseline(config=config, note=note)
+
+
+def _recipe(finding: Finding, known: Mapping[str, Estimate]) -> Baseline:
+    config = finding.hand_recipe
+    if config is None:
+        return Baseline(config=None, note="no power of two fits without checkpointing")
+    estimate = known.get(config.key())
+    return Baseline(config=config, estimate=estimate, note=None if estimate is not None else "was not run")
+
+
+def _ratio(best: Estimate, baseline: Estimate | None) -> float | None:
+    return None if baseline is None else best.samples_per_second / baseline.samples_per_second
+
+
+def _cost(finding: Finding, records: Sequence[TrialRecord], speedup: Mapping[str, float | None]) -> Cost:
+    ran = [r for r in records if r.outcome is not Outcome.SKIPPED]
+    return Cost(
+        seconds=finding.seconds,
+        device_seconds=sum(r.seconds for r in ran),
+        trials=sum(r.role in SEARCH_ROLES for r in ran),
+        out_of_memory=sum(is_memory_failure(r) for r in ran),
+        break_even_hours={name: break_even_hours(finding.seconds, ratio) for name, ratio in speedup.items()},
+    )

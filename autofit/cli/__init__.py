@@ -1,0 +1,98 @@
+"""The command line: `autofit search | estimate | show | export | confirm | doctor | landscape`.
+
+stdout carries the answer, stderr progress and complaints. Exit codes: 0 an answer, 2 a user's mistake, 3 nothing fits, 1 our bug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import click
+
+from autofit import __version__
+from autofit.errors import AutofitError, NothingFits, SearchFailed
+from autofit.units import format_bytes
+
+INTERRUPTED = 130
+COMMANDS = ("search", "estimate", "show", "export", "confirm", "doctor", "landscape")
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when it is called; `--help` imports the short ones only for their first line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        command: click.Command = import_module(f"autofit.cli.{name}").command
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="autofit")
+def cli() -> None:
+    """Find the fastest Hugging Face Trainer configuration that fits in memory, by measuring it.
+
+    \b
+      autofit search --model bert-large-uncased --effective-batch 64
+      autofit show best.json
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    with contextlib.suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        status = cli.main(args=None if arguments is None else list(arguments), prog_name="autofit", standalone_mode=False)
+    except click.exceptions.Abort:
+        complain("interrupted: no trial had completed", hint="with --study FILE the next run goes on where this one stopped")
+        status = INTERRUPTED
+    except click.ClickException as error:
+        complain(error.format_message().rstrip("."), hint=_usage_hint(error))
+        status = 2
+    except AutofitError as error:
+        _explain(error)
+        status = error.exit_code
+    except KeyboardInterrupt:
+        complain("interrupted: no trial had completed", hint="with --study FILE the next run goes on where this one stopped")
+        status = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        status = 0
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def complain(message: str, *, hint: str | None = None) -> None:
+    """Write one line that says what was wrong, and one that says what to do."""
+    click.echo(f"error: {' '.join(message.split())}", err=True)
+    if hint:
+        click.echo(f"hint: {' '.join(hint.split())}", err=True)
+
+
+def _explain(error: AutofitError) -> None:
+    if isinstance(error, SearchFailed) and error.traceback:
+        click.echo(error.traceback.rstrip(), err=True)
+    message = error.message
+    if isinstance(error, NothingFits) and error.shortfall_bytes is not None:
+        message += f"; at least {format_bytes(error.shortfall_bytes)} are missing"
+    complain(message, hint=error.hint)
+
+
+def _usage_hint(error: click.ClickException) -> str | None:
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else "autofit"
+        return f"{path} --help lists what is understood"
+    return None
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt

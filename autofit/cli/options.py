@@ -1,0 +1,154 @@
+"""Options that several commands share, and what they parse to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from autofit.errors import UserError
+from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.units import parse_duration, parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
+CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
+
+
+class Size(click.ParamType):
+    """`16GiB`, `16GB` or bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return parse_size(value, what=_flag(param))
+
+
+class Duration(click.ParamType):
+    """`90s`, `10m`, `1h`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return parse_duration(value, what=_flag(param))
+
+
+class Names(click.ParamType):
+    """A list with commas."""
+
+    name = "a,b"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
+        if not names:
+            raise UserError(f"{_flag(param)} is empty", hint="leave it out to search all")
+        return names
+
+
+class Numbers(click.ParamType):
+    """Whole numbers with commas."""
+
+    name = "n,m"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(dict.fromkeys(int(part) for part in str(value).split(",") if part.strip()))
+        except ValueError:
+            raise UserError(f"{_flag(param)} takes whole numbers with commas, got {value!r}") from None
+        if not numbers:
+            raise UserError(f"{_flag(param)} is empty", hint="leave it out to search all")
+        return numbers
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order given."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+workload_options = options(
+    click.option("--model", metavar="NAME|PATH", help="Hub name, preset, directory or config file."),
+    click.option("--task", help="sequence-classification, causal-lm, ...; by architecture when left out."),
+    click.option("--seq-len", type=int, metavar="N", help="Tokens per sample."),
+    click.option("--attn", metavar="NAME", help="Attention implementation: eager, sdpa, ..."),
+    click.option("--trust-remote-code", is_flag=True, help="Let the model's own Python code run."),
+)
+space_options = options(
+    click.option("--effective-batch", type=int, metavar="N", help="Samples per optimizer step, exactly."),
+    click.option("--memory", type=Size(), metavar="SIZE", help="Device memory to use (16GiB); what is free when left out."),
+    click.option("--device", metavar="cuda:0|cpu", help="Where to run; the first card when left out."),
+    click.option("--precision", type=Names(), metavar="bf16,fp16", help="fp32, tf32, bf16, fp16, pure_bf16."),
+    click.option("--optim", type=Names(), metavar="a,b", help="Optimizers by TrainingArguments' names."),
+    click.option(
+        "--checkpointing", type=click.Choice(tuple(CHECKPOINTING)), default="both", show_default=True, help="Gradient checkpointing."
+    ),
+    click.option("--batch-size", type=Numbers(), metavar="8,16", help="Per-device batch sizes to consider."),
+    click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial."),
+    click.option("--seed", type=int, default=0, show_default=True),
+)
+budget_options = options(
+    click.option("--trials", type=int, metavar="N", help="Most trials to run."),
+    click.option("--timeout", type=Duration(), metavar="10m", help="Longest time for the search."),
+    click.option("--sampler", type=click.Choice(("auto", "tpe", "random", "grid")), default="auto", show_default=True),
+    click.option(
+        "--tolerance", type=float, default=DEFAULT_TOLERANCE, show_default=True, help="Relative speed difference that does not matter."
+    ),
+)
+
+
+def workload_of(values: dict[str, Any]) -> Workload:
+    """The workload that the options name.
+
+    Raises:
+        UserError: no model.
+    """
+    if not values.get("model"):
+        raise UserError("no model given", hint="name one, e.g. --model bert-base-uncased (autofit doctor lists the presets)")
+    return Workload(
+        model=values["model"],
+        task=values.get("task"),
+        seq_len=values.get("seq_len"),
+        trust_remote_code=values.get("trust_remote_code", False),
+        attn_implementation=values.get("attn"),
+    )
+
+
+def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
+    """The search that the options ask for.
+
+    Raises:
+        UserError: no effective batch, or a value out of range.
+    """
+    from autofit.tuning import parse_precisions
+
+    if values.get("effective_batch") is None:
+        raise UserError("no effective batch given", hint="say how many samples an optimizer step sees, e.g. --effective-batch 64")
+    return SearchSpec(
+        workload=workload,
+        effective_batch=values["effective_batch"],
+        device=values.get("device"),
+        memory_limit_bytes=values.get("memory"),
+        precisions=parse_precisions(values.get("precision")),
+        optims=values.get("optim"),
+        checkpointing=CHECKPOINTING[values.get("checkpointing") or "both"],
+        batch_sizes=values.get("batch_size"),
+        trials=values.get("trials"),
+        timeout_seconds=values.get("timeout"),
+        trial_timeout_seconds=values.get("trial_timeout"),
+        sampler=values.get("sampler") or "auto",
+        seed=values.get("seed") or 0,
+        tolerance=values.get("tolerance", DEFAULT_TOLERANCE),
+    )
+
+
+def _flag(param: click.Parameter | None) -> str:
+    return param.opts[-1] if param is not None and param.opts else "the value"

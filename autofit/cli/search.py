@@ -1,0 +1,55 @@
+"""`autofit search`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from autofit.cli.options import budget_options, space_options, spec_of, workload_of, workload_options
+from autofit.errors import UserError
+
+
+@click.command("search", short_help="Find the fastest configuration that fits.")
+@workload_options
+@space_options
+@budget_options
+@click.option("--study", type=click.Path(), metavar="FILE", help="Optuna journal to append to and to go on from.")
+@click.option("--output", type=click.Path(), default="best.json", show_default=True, metavar="FILE", help="The result.")
+@click.option("--replay", type=click.Path(), metavar="LANDSCAPE", help="Search on a recorded grid instead of the device.")
+def command(output: str, study: str | None, replay: str | None, **values: Any) -> None:
+    """Run short trials of the real Trainer and write the fastest configuration that fits.
+
+    \b
+      autofit search --model bert-large-uncased --effective-batch 64
+      autofit search --model gpt2 --effective-batch 32 --memory 16GiB --timeout 10m
+    """
+    from autofit.files import check_writable
+    from autofit.landscape import Landscape
+
+    check_writable(output, what="output file")
+    if study is not None and _same_file(study, output):
+        raise UserError("--study and --output name the same file", hint="give them different names")
+    landscape = Landscape.load(replay) if replay is not None else None
+    if landscape is not None:
+        values["effective_batch"] = values.get("effective_batch") or landscape.effective_batch
+        values["model"] = values.get("model") or str(landscape.spec.get("model") or "recorded")
+    spec = spec_of(values, workload_of(values))
+
+    from rich.console import Console
+
+    from autofit.progress import live_observer
+    from autofit.report import render
+    from autofit.tuning import run_search
+
+    with live_observer(Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds) as observer:
+        result = run_search(spec, study=study, observer=observer, landscape=landscape)
+    result.save(output)
+    render(result, Console())
+    click.echo(f"written: {output}", err=True)
+
+
+def _same_file(one: str, other: str) -> bool:
+    from pathlib import Path
+
+    return Path(one).resolve() == Path(other).resolve()

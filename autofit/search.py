@@ -1,0 +1,442 @@
+"""The search: baselines, proposals, play-off, confirmation, in that order and under one budget.
+
+It runs on any `Runner` and stores through `TrialStudy`; it knows neither torch nor Optuna. Everything it decides, it decides from records, so that a
+search that was killed and resumed goes the way it would have gone.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from autofit import baselines, playoff
+from autofit.config import Precision, TrialConfig
+from autofit.errors import NothingFits, SearchFailed
+from autofit.predict import MemoryModel, dominates, is_memory_failure
+from autofit.result import by_config, estimates
+from autofit.runner import Runner, TrialRequest
+from autofit.space import Space
+from autofit.study import Proposal, TrialStudy
+from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.units import format_bytes, format_seconds
+
+REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
+FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
+CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search gives up confirming
+PLAYOFF_TRIALS = 36  #: upper bound of play-off runs
+PROPOSAL_SHARE, PLAYOFF_SHARE = 0.7, 0.9  #: of the time budget: what is left is for the parts that follow
+RETRIED = frozenset({Reason.CRASH, Reason.UNREADABLE_ANSWER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What bounds a search.
+
+    Attributes:
+        effective_batch: exact.
+        memory_limit_bytes: enforced in each trial.
+        trials, timeout_seconds, trial_timeout_seconds: budgets; None = none.
+        tolerance: relative speed difference that does not matter.
+        seed: of trials and of draws.
+        native_precisions: of the device, for the hand recipe.
+        default_optim: of the installed TrainingArguments.
+        baselines_outside_space: run a baseline that the user's restrictions excluded (a recorded grid cannot).
+    """
+
+    effective_batch: int
+    memory_limit_bytes: int
+    trials: int | None = None
+    timeout_seconds: float | None = None
+    trial_timeout_seconds: float | None = None
+    tolerance: float = 0.01
+    seed: int = 0
+    native_precisions: tuple[Precision, ...] = (Precision.FP32,)
+    default_optim: str = "adamw_torch_fused"
+    baselines_outside_space: bool = True
+
+
+class Observer(Protocol):
+    """Who watches a search; the command line shows it, the library ignores it."""
+
+    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
+        """A trial begins."""
+        ...
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        """A trial has its record."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something worth a line."""
+        ...
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
+        """Ignore."""
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        """Ignore."""
+
+    def note(self, message: str) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a search ends with, before it is dressed as a result.
+
+    Attributes:
+        winner: the configuration that won.
+        tied: keys of configurations that are not slower beyond the noise.
+        confirmed: whether the winner passed its confirmation.
+        stopped: why the search ended, one sentence.
+        interrupted: whether the user ended it.
+        seconds: wall time.
+        hand_recipe: the largest power of two known to fit; None when none.
+    """
+
+    winner: TrialConfig
+    tied: tuple[TrialConfig, ...]
+    confirmed: bool
+    stopped: str
+    interrupted: bool
+    seconds: float
+    hand_recipe: TrialConfig | None
+
+
+class OutOfBudget(Exception):
+    """Time or trials are spent; the message is the reason. Control flow within this module."""
+
+
+class Search:
+    """One search, from baselines to confirmation.
+
+    Args:
+        terms: what bounds it.
+        space: what may be run.
+        study: where it is stored.
+        runner: what runs it.
+        memory: predicts memory; None = nothing is predicted.
+        observer: who watches.
+        clock: monotonic seconds (tests replace it).
+    """
+
+    def __init__(
+        self,
+        *,
+        terms: Terms,
+        space: Space,
+        study: TrialStudy,
+        runner: Runner,
+        memory: MemoryModel | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terms, self._space, self._study, self._runner = terms, space, study, runner
+        self._memory, self._observer, self._clock = memory, observer or Silent(), clock
+        self._begin = clock()
+        self._random = random.Random(terms.seed)
+        self._recipes = self._hand_recipes()
+        self._earlier_seconds = sum(r.seconds for r in study.records)
+
+    def run(self) -> Finding:
+        """Search until nothing better is expected or the budget is spent.
+
+        Raises:
+            NothingFits: no configuration completed, and at least one did not fit.
+            SearchFailed: trials failed alike, or nothing completed for other reasons.
+        """
+        stopped, interrupted = "", False
+        try:
+            self._baselines()
+            stopped = self._proposals()
+        except OutOfBudget as reason:
+            stopped = str(reason)
+        except KeyboardInterrupt:
+            stopped, interrupted = "interrupted", True
+        if not estimates(self._records):
+            self._give_up(interrupted)
+        confirmed = False
+        try:
+            if not interrupted:
+                self._playoff()
+                confirmed = self._confirm()
+        except OutOfBudget as reason:
+            stopped = f"{stopped}; {reason} before the confirmation"
+        except KeyboardInterrupt:
+            stopped, interrupted = "interrupted", True
+        return self._finding(stopped, interrupted, confirmed)
+
+    @property
+    def _records(self) -> Sequence[TrialRecord]:
+        return self._study.records
+
+    def _baselines(self) -> None:
+        defaults = baselines.plain_defaults(self._terms.effective_batch, self._terms.default_optim)
+        self._run_baseline(defaults, Role.DEFAULTS)
+        for _ in range(len(self._recipes)):
+            recipe = self._next_recipe()
+            if recipe is None:
+                return
+            self._run_baseline(recipe, Role.HAND_RECIPE)
+
+    def _next_recipe(self) -> TrialConfig | None:
+        return baselines.next_hand_recipe(
+            self._recipes,
+            self._records,
+            too_big=lambda c: self.reason_to_skip(c) is not None,
+            likely=self._likely_fits,
+        )
+
+    def _hand_recipes(self) -> tuple[TrialConfig, ...]:
+        terms = self._terms
+        half = baselines.half_precision(terms.native_precisions)
+        sizes = baselines.hand_recipe_sizes(terms.effective_batch)
+        return tuple(baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes)
+
+    def _run_baseline(self, config: TrialConfig, role: Role) -> None:
+        if self._study.known(config) is not None or self.reason_to_skip(config) is not None:
+            return
+        self._check_budget(PROPOSAL_SHARE)
+        if config in self._space:
+            self._study.enqueue(config)
+            self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
+        elif self._terms.baselines_outside_space:
+            self._observer.trial_ended(self._study.add(self._trial(config, role, "baseline outside the space")))
+
+    def _proposals(self) -> str:
+        """Ask and run until the sampler or the space has nothing more; return why it ended."""
+        repeats = 0
+        while True:
+            if not self._open():
+                return "every configuration was run, or cannot fit"
+            finished = getattr(self._study.sampler, "certificate", None)
+            certificate = finished(self._records) if finished is not None else None
+            if certificate is not None:
+                return str(certificate.statement)
+            self._check_budget(PROPOSAL_SHARE)
+            proposal = self._study.ask()
+            config = proposal.config
+            if config is not None and self._may_run(config):
+                self._carry_out(proposal, Role.SEARCH, proposal.why)
+                repeats = 0
+                continue
+            self._answer_without_running(proposal)
+            repeats += 1
+            if repeats >= REPEATS_BEFORE_DRAW:
+                self._study.enqueue(self._random.choice(self._open()))
+
+    def _open(self) -> list[TrialConfig]:
+        return [config for config in self._space.configs if self._may_run(config)]
+
+    def _may_run(self, config: TrialConfig) -> bool:
+        return self._study.known(config) is None and not self._failed_for_good(config) and self.reason_to_skip(config) is None
+
+    def _failed_for_good(self, config: TrialConfig) -> bool:
+        failures = [r for r in self._records if r.config == config and r.outcome is Outcome.FAILED]
+        retried = [r for r in failures if r.failure is not None and r.failure.reason in RETRIED]
+        ended = [r for r in failures if r.failure is not None and r.failure.reason is not Reason.INTERRUPTED]
+        return len(retried) > 1 or len(ended) > len(retried)
+
+    def _answer_without_running(self, proposal: Proposal) -> None:
+        config = proposal.config
+        failure = self.reason_to_skip(config) if config is not None and self._study.known(config) is None else None
+        if config is None or failure is None:
+            self._study.drop(proposal)
+            return
+        record = TrialRecord(
+            number=0,
+            config=config,
+            outcome=Outcome.SKIPPED,
+            failure=failure,
+            predicted_bytes=self._predicted_bytes(config),
+            why=proposal.why,
+        )
+        self._observer.trial_ended(self._study.tell(proposal, record))
+
+    def _carry_out(self, proposal: Proposal, role: Role, why: str | None) -> None:
+        assert proposal.config is not None
+        try:
+            record = self._trial(proposal.config, role, why)
+        except KeyboardInterrupt:
+            failure = Failure(reason=Reason.INTERRUPTED, message="interrupted")
+            self._study.tell(
+                proposal, TrialRecord(number=0, config=proposal.config, role=role, outcome=Outcome.FAILED, failure=failure)
+            )
+            raise
+        self._observer.trial_ended(self._study.tell(proposal, record))
+        if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
+            raise KeyboardInterrupt
+        self._stop_if_all_fail_alike()
+
+    def _trial(self, config: TrialConfig, role: Role, why: str | None, *, full_length: bool = False) -> TrialRecord:
+        self._observer.trial_started(config, role, why)
+        result = self._runner.run(
+            TrialRequest(
+                config=config,
+                memory_limit_bytes=self._terms.memory_limit_bytes,
+                timeout_seconds=self._trial_timeout(),
+                full_length=full_length,
+                seed=self._terms.seed,
+            )
+        )
+        return TrialRecord(
+            number=0,
+            config=config,
+            role=role,
+            outcome=result.outcome,
+            measurement=result.measurement,
+            failure=result.failure,
+            seconds=result.seconds,
+            predicted_bytes=self._predicted_bytes(config),
+            why=why,
+        )
+
+    def _playoff(self) -> None:
+        """Run the leaders in interleaved rounds until they are separated or tied."""
+        for _ in range(PLAYOFF_TRIALS):
+            verdict = playoff.decide(self._records, tolerance=self._terms.tolerance)
+            if not verdict.next_round:
+                return
+            for config in verdict.next_round:
+                self._check_budget(PLAYOFF_SHARE)
+                record = self._study.add(self._trial(config, Role.PLAYOFF, "play-off round"))
+                self._observer.trial_ended(record)
+                if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
+                    raise KeyboardInterrupt
+
+    def _confirm(self) -> bool:
+        """Run the winner at full accumulation and longest length; one that fails makes place for the next."""
+        for _ in range(CONFIRMATIONS):
+            if not estimates(self._records):
+                return False
+            winner = playoff.decide(self._records, tolerance=self._terms.tolerance).winner
+            if any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in self._records if r.config == winner):
+                return True
+            self._check_budget(1.0)
+            record = self._study.add(self._trial(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True))
+            self._observer.trial_ended(record)
+            if record.outcome is Outcome.COMPLETED:
+                return True
+            if record.outcome is Outcome.FAILED:
+                return False
+        return False
+
+    def _finding(self, stopped: str, interrupted: bool, confirmed: bool) -> Finding:
+        if not estimates(self._records):
+            self._give_up(interrupted)
+        verdict = playoff.decide(self._records, tolerance=self._terms.tolerance)
+        return Finding(
+            winner=verdict.winner,
+            tied=verdict.tied,
+            confirmed=confirmed,
+            stopped=stopped,
+            interrupted=interrupted,
+            seconds=self._elapsed() + self._earlier_seconds,
+            hand_recipe=baselines.settled_hand_recipe(self._recipes, self._records),
+        )
+
+    def reason_to_skip(self, config: TrialConfig) -> Failure | None:
+        """Why a configuration need not run: predicted not to fit, or it needs at least as much as one that did not."""
+        limit = self._terms.memory_limit_bytes
+        forecast = self._memory.needed(config) if self._memory is not None else None
+        if forecast is not None and forecast.too_big(limit):
+            message = f"predicted to need {format_bytes(forecast.bytes)}, the limit is {format_bytes(limit)}"
+            return Failure(reason=Reason.PREDICTED_TOO_BIG, message=message)
+        for record in self._records:
+            if is_memory_failure(record) and record.config != config and dominates(config, record.config):
+                message = f"needs at least as much memory as {record.config.label()}, which did not fit"
+                return Failure(reason=Reason.DOMINATED, message=message)
+        return None
+
+    def _likely_fits(self, config: TrialConfig) -> bool | None:
+        forecast = self._memory.needed(config) if self._memory is not None else None
+        return None if forecast is None else forecast.bytes <= self._terms.memory_limit_bytes
+
+    def _predicted_bytes(self, config: TrialConfig) -> int | None:
+        forecast = self._memory.needed(config) if self._memory is not None else None
+        return None if forecast is None else forecast.bytes
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._begin
+
+    def _check_budget(self, share: float) -> None:
+        """Raise when this part of the search may not begin another trial; `share` of the time is its own and its predecessors'."""
+        terms = self._terms
+        if terms.timeout_seconds is not None and self._elapsed() >= share * terms.timeout_seconds:
+            raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds)} is spent")
+        ran = [r for r in self._records if r.role in (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH) and r.outcome is not Outcome.SKIPPED]
+        if share == PROPOSAL_SHARE and terms.trials is not None and len(ran) >= terms.trials:
+            raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
+
+    def _trial_timeout(self) -> float | None:
+        bounds = [self._terms.trial_timeout_seconds]
+        if self._terms.timeout_seconds is not None:
+            bounds.append(max(1.0, self._terms.timeout_seconds - self._elapsed()))
+        known = [bound for bound in bounds if bound is not None]
+        return min(known) if known else None
+
+    def _stop_if_all_fail_alike(self) -> None:
+        ended = [r for r in self._records if r.outcome is not Outcome.SKIPPED]
+        failed = [r for r in ended if r.outcome is Outcome.FAILED and r.failure is not None]
+        if len(failed) < FAILURES_ALIKE or len(failed) < len(ended):
+            return
+        if len({signature(r.failure) for r in failed if r.failure is not None}) == 1:
+            self._raise_failed(failed[0], len(failed))
+
+    def _raise_failed(self, record: TrialRecord, count: int) -> None:
+        assert record.failure is not None
+        raise SearchFailed(
+            f"all {count} trials failed alike: {record.failure.message}",
+            traceback=record.failure.traceback or record.failure.log_tail or "",
+            hint="the traceback is the training's own: fix what it says, then search again",
+        )
+
+    def _give_up(self, interrupted: bool) -> None:
+        """Nothing completed: say why."""
+        records = [r for r in self._records if r.failure is not None]
+        if interrupted:
+            raise KeyboardInterrupt
+        failed = [r for r in records if r.outcome is Outcome.FAILED]
+        if failed and len(failed) == len([r for r in records if r.outcome is not Outcome.SKIPPED]):
+            self._raise_failed(failed[0], len(failed))
+        raise NothingFits(
+            f"no configuration fits into {format_bytes(self._terms.memory_limit_bytes)} at effective batch {self._terms.effective_batch}",
+            shortfall_bytes=self._shortfall(),
+            hint="what helps: a shorter --seq-len, --checkpointing both, adafactor or an 8-bit optimizer, or a smaller model",
+        )
+
+    def _shortfall(self) -> int | None:
+        """The smallest number of bytes that are known or predicted to be missing."""
+        limit = self._terms.memory_limit_bytes
+        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._predicted_bytes(c)) is not None]
+        if predicted:
+            return max(1, min(predicted) - limit)
+        asked = [r.failure.requested_bytes for r in self._records if r.failure is not None and r.failure.requested_bytes]
+        return min(asked) if asked else None
+
+
+def signature(failure: Failure) -> tuple[str, str]:
+    """What makes two failures alike: the reason and the message without its numbers."""
+    return failure.reason.value, re.sub(r"\d+", "#", failure.message)
+
+
+def untested_counts(space: Space, records: Sequence[TrialRecord], reason: Callable[[TrialConfig], Failure | None]) -> dict[str, int]:
+    """Reason -> how many configurations of the space have no run, for the report."""
+    ran = {key for key, group in by_config(records).items() if any(r.outcome is not Outcome.SKIPPED for r in group)}
+    counts: dict[str, int] = {}
+    for config in space.configs:
+        if config.key() not in ran:
+            failure = reason(config)
+            name = failure.reason.value if failure is not None else "not_promising"
+            counts[name] = counts.get(name, 0) + 1
+    return counts
+
+

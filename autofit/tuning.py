@@ -1,0 +1,424 @@
+"""The whole way from a question to an answer: `tune` for Python, `run_search` behind it and behind the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autofit import nvml
+from autofit.arguments import KNOWN_DEFAULTS
+from autofit.assemble import assemble
+from autofit.config import Precision
+from autofit.device import Device
+from autofit.errors import UserError
+from autofit.files import check_writable
+from autofit.landscape import Landscape
+from autofit.predict import MemoryModel
+from autofit.process import ProcessRunner
+from autofit.result import TuneResult, Warning
+from autofit.runner import Runner
+from autofit.search import Observer, Search, Silent, Terms
+from autofit.space import Capabilities, Space, build_space
+from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.units import format_bytes, parse_duration, parse_size
+
+SAMPLERS = ("auto", "tpe", "random", "grid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where a search takes place: everything but the search.
+
+    Attributes:
+        runner: runs the trials.
+        device: what they run on.
+        space: what may run.
+        capabilities: why not the rest.
+        facts: a child's answer to `describe`, or what a landscape says of itself.
+        memory: predicts memory; None = nothing is predicted.
+        warnings: what is known to be worth a word already.
+        replayed: whether a landscape stands for the device.
+    """
+
+    runner: Runner
+    device: Device
+    space: Space
+    facts: Mapping[str, Any]
+    memory: MemoryModel | None = None
+    warnings: tuple[Warning, ...] = ()
+    replayed: bool = False
+    argument_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def default_optim(self) -> str:
+        """The optimizer that TrainingArguments would use by itself."""
+        return str(self.argument_defaults.get("optim") or KNOWN_DEFAULTS["optim"])
+
+
+def tune(
+    model: Any = None,
+    *,
+    effective_batch: int,
+    task: str | None = None,
+    seq_len: int | None = None,
+    memory: str | int | None = None,
+    device: str | None = None,
+    precision: Sequence[str] | str | None = None,
+    optim: Sequence[str] | str | None = None,
+    checkpointing: bool | None = None,
+    batch_size: Sequence[int] | int | None = None,
+    attn_implementation: str | None = None,
+    trials: int | None = None,
+    timeout: str | float | None = None,
+    trial_timeout: str | float | None = None,
+    sampler: str = "auto",
+    seed: int = 0,
+    tolerance: float = DEFAULT_TOLERANCE,
+    study: str | Path | None = None,
+    trust_remote_code: bool = False,
+    model_init: Callable[[], Any] | None = None,
+    train_dataset: Any = None,
+    data_collator: Any = None,
+    args: Any = None,
+    trainer_cls: type | None = None,
+    trainer_kwargs: Mapping[str, Any] | None = None,
+    observer: Observer | None = None,
+) -> TuneResult:
+    """Find the fastest `TrainingArguments` that fit, by running short trials of the real Trainer.
+
+    Args:
+        model: hub name, preset, path, transformers config, `nn.Module` / `PreTrainedModel` (never touched: children get
+            copies), or a function without arguments that builds one.
+        effective_batch: samples per optimizer step. Exact.
+        task: `sequence-classification`, `causal-lm`, ...; None = by architecture.
+        seq_len: tokens per sample; None = by model.
+        memory: bytes of the device that the run may use (`16GiB`), context included; None = what is free, less a margin.
+        device: `cuda:0`, `cpu`; None = the first CUDA card, else the CPU.
+        precision, optim, checkpointing, batch_size: restrict the space; None = all that the machine can run.
+        attn_implementation: `eager`, `sdpa`, ...; None = the library's choice.
+        trials, timeout, trial_timeout: budgets; durations in seconds or as `10m`.
+        sampler: `auto`, `tpe`, `random` or `grid`.
+        seed: of sampler, data and weights.
+        tolerance: relative speed difference that does not matter.
+        study: journal file to append to and to go on from.
+        trust_remote_code: whether the model's own code may run.
+        model_init: builds the model in the child (for models too large to send).
+        train_dataset, data_collator: used instead of synthetic data.
+        args: `TrainingArguments` whose other fields are kept.
+        trainer_cls, trainer_kwargs: a Trainer subclass and further keywords for it.
+        observer: told of every trial.
+
+    Returns:
+        The answer with its proof; `result.training_arguments(output_dir=...)` is ready to use.
+
+    Raises:
+        UserError: an input cannot be used.
+        NothingFits: no configuration fits under the limit.
+        SearchFailed: the training itself fails in every trial.
+    """
+    objects = {
+        "model": None if isinstance(model, str | Path) else model,
+        "model_init": model_init,
+        "train_dataset": train_dataset,
+        "data_collator": data_collator,
+        "trainer_cls": trainer_cls,
+        "trainer_arguments": dict(trainer_kwargs) if trainer_kwargs else None,
+        "arguments": None,
+    }
+    with _object_file(objects, args) as path:
+        workload = Workload(
+            model=_label(model, model_init),
+            task=task,
+            seq_len=_whole(seq_len, "seq_len"),
+            trust_remote_code=trust_remote_code,
+            attn_implementation=attn_implementation,
+            objects_path=path,
+        )
+        spec = SearchSpec(
+            workload=workload,
+            effective_batch=effective_batch,
+            device=device,
+            memory_limit_bytes=None if memory is None else parse_size(memory, what="memory"),
+            precisions=parse_precisions(precision),
+            optims=_names(optim),
+            checkpointing=None if checkpointing is None else (checkpointing,),
+            batch_sizes=(batch_size,) if isinstance(batch_size, int) else None if batch_size is None else tuple(batch_size),
+            trials=_whole(trials, "trials"),
+            timeout_seconds=None if timeout is None else parse_duration(timeout, what="timeout"),
+            trial_timeout_seconds=None if trial_timeout is None else parse_duration(trial_timeout, what="trial_timeout"),
+            sampler=sampler,
+            seed=seed,
+            tolerance=tolerance,
+        )
+        return run_search(spec, study=study, observer=observer)
+
+
+def run_search(
+    spec: SearchSpec,
+    *,
+    study: str | Path | None = None,
+    observer: Observer | None = None,
+    landscape: Landscape | None = None,
+) -> TuneResult:
+    """Search as `spec` says, on the device or on a landscape. See `tune` for what is raised."""
+    if spec.sampler not in SAMPLERS:
+        raise UserError(f"unknown sampler {spec.sampler!r}", hint=f"choose from {', '.join(SAMPLERS)}")
+    if study is not None:
+        check_writable(study, what="study file")
+    scene_of = _replayed_scene(spec, landscape) if landscape is not None else _real_scene(spec)
+    with scene_of as scene:
+        return _search_in(scene, spec, study, observer or Silent())
+
+
+def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer) -> TuneResult:
+    from autofit.journal import open_study, stored_identity
+    from autofit.sampler import make_sampler
+    from autofit.study import TrialStudy
+
+    stored = stored_identity(study_path) if study_path is not None else None
+    limit = memory_limit(spec, scene.device, stored)
+    for removal in scene.space.removals:
+        observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
+    sampler = make_sampler(
+        spec.sampler,
+        space=scene.space,
+        seed=spec.seed,
+        tolerance=spec.tolerance,
+        memory_limit_bytes=limit,
+        memory=scene.memory,
+    )
+    study = TrialStudy(open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
+    search = Search(
+        terms=Terms(
+            effective_batch=spec.effective_batch,
+            memory_limit_bytes=limit,
+            trials=spec.trials,
+            timeout_seconds=spec.timeout_seconds,
+            trial_timeout_seconds=spec.trial_timeout_seconds,
+            tolerance=spec.tolerance,
+            seed=spec.seed,
+            native_precisions=scene.device.precisions,
+            default_optim=scene.default_optim,
+            baselines_outside_space=not scene.replayed,
+        ),
+        space=scene.space,
+        study=study,
+        runner=scene.runner,
+        memory=scene.memory,
+        observer=observer,
+    )
+    finding = search.run()
+    finished = getattr(sampler, "certificate", None)
+    certificate = finished(study.records) if finished is not None else None
+    fallback = getattr(scene.runner, "fallback_reason", None)
+    return assemble(
+        finding=finding,
+        records=study.records,
+        spec=replace(spec, workload=replace(spec.workload, objects_path=None)),
+        space=scene.space,
+        device=scene.device,
+        memory_limit_bytes=limit,
+        default_optim=scene.default_optim,
+        reason_to_skip=search.reason_to_skip,
+        certificate=None if certificate is None else certificate_json(certificate),
+        software=scene.facts.get("software"),
+        model=scene.facts.get("model"),
+        argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
+        warnings=(*scene.warnings, *([Warning(code="spawned", message=fallback)] if fallback else [])),
+    )
+
+
+def certificate_json(certificate: Any) -> dict[str, Any]:
+    """The sampler's certificate as JSON."""
+    data = asdict(certificate)
+    data["best"] = certificate.best.to_json()
+    for raw, contender in zip(data["contenders"], certificate.contenders):
+        raw["config"] = contender.config.to_json()
+    return data
+
+
+def memory_limit(spec: SearchSpec, device: Device, stored: Mapping[str, Any] | None) -> int:
+    """The bytes that trials may use: as asked, else as the study had it, else what is free less the margin.
+
+    Raises:
+        UserError: more than the device has.
+    """
+    asked = spec.memory_limit_bytes
+    if asked is None and stored is not None and isinstance(stored.get("memory_limit"), int):
+        return int(stored["memory_limit"])
+    if device.total_memory_bytes == 0:  # a landscape that does not say
+        return asked if asked is not None else 1 << 60
+    if asked is None:
+        return device.default_limit_bytes()
+    if asked > device.total_memory_bytes:
+        raise UserError(
+            f"the memory limit {format_bytes(asked)} is larger than {device.name} has ({format_bytes(device.total_memory_bytes)})",
+            hint="leave --memory out to use what is free",
+        )
+    return asked
+
+
+def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
+    """What must agree for records to be comparable."""
+    software = scene.facts.get("software", {})
+    model = scene.facts.get("model", {})
+    return {
+        "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),
+        "task": model.get("task", spec.workload.task),
+        "sequence_length": model.get("seq_len", spec.workload.seq_len),
+        "effective_batch": spec.effective_batch,
+        "device": scene.device.name,
+        "memory_limit": limit,
+        "attention": spec.workload.attn_implementation,
+        "torch": software.get("torch"),
+        "transformers": software.get("transformers"),
+    }
+
+
+def choose_device(asked: str | None) -> str:
+    """`cpu` or `cuda:N`, checked for form; without a wish the first card that a driver shows, else the CPU.
+
+    Raises:
+        UserError: not a device's name.
+    """
+    if asked is None:
+        return "cuda:0" if nvml.used_bytes() is not None or os.path.exists("/dev/kfd") else "cpu"
+    kind, _, index = asked.partition(":")
+    if asked == "cuda":
+        return "cuda:0"
+    if kind not in ("cuda", "cpu") or (kind == "cpu" and index) or (kind == "cuda" and not index.isdigit()):
+        raise UserError(f"unknown device {asked!r}", hint="use cpu, cuda or cuda:N")
+    return asked
+
+
+@contextlib.contextmanager
+def _real_scene(spec: SearchSpec) -> Iterator[Scene]:
+    name = choose_device(spec.device)
+    with ProcessRunner(spec.workload, name) as runner:
+        facts = runner.describe()
+        device = Device.from_json(facts["device"])
+        runner.context_bytes = device.context_bytes
+        model = facts["model"]
+        space = build_space(
+            effective_batch=spec.effective_batch,
+            capabilities=capabilities_of(facts),
+            precisions=spec.precisions,
+            optims=spec.optims,
+            checkpointing=spec.checkpointing,
+            batch_sizes=spec.batch_sizes,
+        )
+        yield Scene(
+            runner=runner,
+            device=device,
+            space=space,
+            facts=facts,
+            warnings=tuple(Warning(code="model", message=text) for text in model["warnings"]),
+            argument_defaults=facts["argument_defaults"],
+        )
+
+
+@contextlib.contextmanager
+def _replayed_scene(spec: SearchSpec, landscape: Landscape) -> Iterator[Scene]:
+    from autofit.replay import ReplayRunner
+
+    if spec.effective_batch != landscape.effective_batch:
+        raise UserError(
+            f"the landscape was recorded at effective batch {landscape.effective_batch}, not {spec.effective_batch}",
+            hint=f"use --effective-batch {landscape.effective_batch}",
+        )
+    space = Space(configs=tuple(p.config for p in landscape.points if _wanted(p.config, spec)))
+    precisions = tuple(dict.fromkeys(c.precision for c in space.configs))
+    facts = {"software": dict(landscape.software), "model": {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}}
+    yield Scene(
+        runner=ReplayRunner(landscape, seed=spec.seed),
+        device=replace(landscape.device, precisions=precisions),
+        space=space,
+        facts=facts,
+        warnings=(Warning(code="replayed", message=_origin(landscape)),),
+        replayed=True,
+        argument_defaults=KNOWN_DEFAULTS,
+    )
+
+
+def _origin(landscape: Landscape) -> str:
+    kind = "modelled, not measured" if landscape.modelled else "recorded"
+    return f"replayed from a landscape ({kind}) of {landscape.device.name}: nothing was run here"
+
+
+def _wanted(config: Any, spec: SearchSpec) -> bool:
+    return (
+        (spec.precisions is None or config.precision in spec.precisions)
+        and (spec.optims is None or config.optim in spec.optims)
+        and (spec.checkpointing is None or config.gradient_checkpointing in spec.checkpointing)
+        and (spec.batch_sizes is None or config.per_device_train_batch_size in spec.batch_sizes)
+    )
+
+
+def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
+    """Capabilities from a child's answer to `describe`."""
+    model = facts.get("model") or {}
+    device = Device.from_json(facts["device"])
+    return Capabilities(
+        device_kind=device.kind,
+        precisions=device.precisions,
+        optims=tuple(facts["optims"]),
+        missing_packages=facts["missing_packages"],
+        supports_checkpointing=bool(model.get("supports_gradient_checkpointing", True)),
+        model_name=str(model.get("class", "the model")),
+        weights_dtype=model.get("weights_dtype"),
+    )
+
+
+@contextlib.contextmanager
+def _object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
+    if args is None and all(value is None for value in objects.values()):
+        yield None
+        return
+    from autofit.objects import ObjectFile, kept_arguments
+
+    with ObjectFile({**objects, "arguments": None if args is None else kept_arguments(args)}) as file:
+        yield file.path
+
+
+def _label(model: Any, model_init: Any) -> str:
+    if model is None and model_init is None:
+        raise UserError("no model given", hint="pass a name, a path, an nn.Module, a config, or model_init=...")
+    if isinstance(model, str | Path):
+        return str(model)
+    thing = model if model is not None else model_init
+    return f"<{getattr(thing, '__name__', type(thing).__name__)}>"
+
+
+def _names(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value.split(",") if isinstance(value, str) else list(value)
+    cleaned = tuple(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
+    if not cleaned:
+        raise UserError("an empty list of choices", hint="leave the option out to search them all")
+    return cleaned
+
+
+def parse_precisions(value: Sequence[str] | str | None) -> tuple[Precision, ...] | None:
+    """Precisions from names; None stays None.
+
+    Raises:
+        UserError: an unknown name.
+    """
+    names = _names(value)
+    if names is None:
+        return None
+    for name in names:
+        if name not in set(Precision):
+            raise UserError(f"unknown precision {name!r}", hint=f"choose from {', '.join(Precision)}")
+    return tuple(Precision(name) for name in names)
+
+
+def _whole(value: Any, what: str) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise UserError(f"{what} must be a whole number, got {value!r}")
+    return value
