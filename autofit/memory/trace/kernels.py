@@ -10,6 +10,7 @@ buffers of reductions and sorts (well under a MiB each).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,11 +19,29 @@ from autofit.units import MIB
 
 aten = torch.ops.aten
 Groups = list[list[int]]  # groups of bytes: each group is taken together and given back before the next
-Workspace = Callable[[Sequence[Any], tuple[int, int]], Groups]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What decides how much memory a kernel takes.
+
+    Attributes:
+        capability: compute capability.
+        smooth: whether thresholds in the batch are ignored and rounding is upwards, so that traces at two batches have the same
+            structure and sizes on a line. A little more memory than exact, never less.
+    """
+
+    capability: tuple[int, int]
+    smooth: bool = False
+
+
+Workspace = Callable[[Sequence[Any], Card], Groups]
 
 _EMBEDDING_SORT_ABOVE = 3072  # indices; up to here one kernel without temporaries
 _ROWS_PER_PARTIAL = 10
+_SMOOTH_ROWS_PER_PARTIAL = 8  # divides the usual lengths, so that sizes lie on a line
 _TILE = 64
+_MAX_SPLITS = 200  # of the keys over all heads, where each split needs an accumulator
 _GRAD_Q_TILE_HEADER = 16  # bytes of lock and counter before each tile of the accumulator
 _TENSOR_CHUNK = 65536
 _stubs: list[torch.library.Library] = []
@@ -82,15 +101,15 @@ def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def embedding_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def embedding_backward(args: Sequence[Any], card: Card) -> Groups:
     """Above 3072 indices they are sorted and rows are summed in partial segments of ten, in fp32."""
     grad, indices, rows = args[0], args[1], args[2]
     count, stride = indices.numel(), grad.shape[-1]
-    if count <= _EMBEDDING_SORT_ABOVE:
+    if count <= _EMBEDDING_SORT_ABOVE and not card.smooth:
         return []
     index_bytes = count * indices.element_size()
     segments = min(count, rows)
-    partials = count // _ROWS_PER_PARTIAL + segments
+    partials = segments + (-(-count // _SMOOTH_ROWS_PER_PARTIAL) if card.smooth else count // _ROWS_PER_PARTIAL)
     kept = [index_bytes, index_bytes]  # sorted and original positions
     sort = [index_bytes, 2 * index_bytes]  # the range, and the radix sort's alternate keys and values
     accumulator = partials * stride * max(4, grad.element_size())
@@ -99,7 +118,7 @@ def embedding_backward(args: Sequence[Any], capability: tuple[int, int]) -> Grou
     return [kept + sort, kept + sums]
 
 
-def flash_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def flash_backward(args: Sequence[Any], card: Card) -> Groups:
     """fp32 accumulator of the query's gradient, softmax sums, and unreduced key and value gradients under grouped queries."""
     q, k = args[1], args[2]
     batch, heads, length, dim = q.shape
@@ -111,13 +130,13 @@ def flash_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
     return [group]
 
 
-def cudnn_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def cudnn_backward(args: Sequence[Any], card: Card) -> Groups:
     """What any one-pass backward needs: an fp32 accumulator and softmax sums. cuDNN does not publish its own figure."""
     batch, heads, length, dim = args[1].shape
     return [[batch * heads * length * 4, batch * heads * length * dim * 4]]
 
 
-def efficient_forward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def efficient_forward(args: Sequence[Any], card: Card) -> Groups:
     """16-bit heads wider than 128 are accumulated in memory, in fp32."""
     q, v = args[0], args[2]
     if q.element_size() > 2 or v.shape[-1] <= 128:
@@ -125,32 +144,33 @@ def efficient_forward(args: Sequence[Any], capability: tuple[int, int]) -> Group
     return [[q.shape[0] * q.shape[1] * q.shape[2] * v.shape[-1] * 4]]
 
 
-def efficient_backward(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def efficient_backward(args: Sequence[Any], card: Card) -> Groups:
     """Accumulators of the gradients, and the row sums of grad x output (computed outside the kernel for fp32)."""
     q, k, v = args[1], args[2], args[3]
     batch, heads, length, dim = q.shape
     keys, value_dim = k.shape[2], v.shape[-1]
     half = q.element_size() == 2
-    in_registers = half and dim <= 128 and (capability >= (8, 0) or dim <= _TILE)
+    in_registers = half and dim <= 128 and (card.capability >= (8, 0) or dim <= _TILE)
     delta = batch * heads * length * 4
     groups: Groups = []
     if not half:
         groups.append([batch * heads * length * value_dim * 4, delta, delta])
-    elif not in_registers and (7, 0) <= capability < (7, 5):
+    elif not in_registers and (7, 0) <= card.capability < (7, 5):
         product = batch * heads * length * value_dim * 4
         groups.append([product, product, product, delta, delta])
     elements = 0
-    if capability >= (7, 0) or half:
+    if card.capability >= (7, 0) or half:
         tiles = -(-length // _TILE) * -(-dim // _TILE)
-        elements += tiles * (_GRAD_Q_TILE_HEADER // 4 + _TILE * _TILE)
+        elements += batch * heads * tiles * (_GRAD_Q_TILE_HEADER // 4 + _TILE * _TILE)
     if half and not in_registers:
-        splits = max(1, min(-(-keys // _TILE), 200 // (batch * heads)))
-        elements += splits * _TILE * (_up(dim, _TILE) + _up(value_dim, _TILE))
-    groups.append([delta, batch * heads * _up(elements, 4) * 4])
+        splits = max(1, min(-(-keys // _TILE), _MAX_SPLITS // (batch * heads)))
+        parts = batch * heads + _MAX_SPLITS if card.smooth else batch * heads * splits
+        elements += parts * _TILE * (_up(dim, _TILE) + _up(value_dim, _TILE))
+    groups.append([delta, elements * 4])
     return groups
 
 
-def foreach_norm(args: Sequence[Any], capability: tuple[int, int]) -> Groups:
+def foreach_norm(args: Sequence[Any], card: Card) -> Groups:
     """One fp32 per tensor and chunk of the largest tensor."""
     tensors = args[0]
     chunks = max((-(-t.numel() // _TENSOR_CHUNK) for t in tensors), default=0)

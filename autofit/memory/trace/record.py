@@ -88,9 +88,12 @@ def trace_step(
     prepare(settings.device_type)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     builder = TraceBuilder()
-    capability = settings.capability if settings.device_type == "cuda" else None
+    card = kernels.Card(capability=settings.capability, smooth=settings.smooth)
     tracer = StorageTracer(
-        builder, device_type=settings.device_type, capability=capability, padded=settings.padded
+        builder,
+        device_type=settings.device_type,
+        card=card if settings.device_type == "cuda" else None,
+        padded=settings.padded,
     )
     with named_failures(), warnings.catch_warnings(), patches.applied(settings.capability) as routes:
         warnings.simplefilter("ignore")  # the libraries' advice on a run that is none

@@ -27,6 +27,7 @@ class StepSettings:
         padded: whether batches hold padding.
         device_type: `cuda` or `cpu`.
         costs: whether the work of the last step is recorded.
+        smooth: whether kernels' workspaces ignore thresholds in the batch, see `kernels.Card`.
     """
 
     batch: int
@@ -39,6 +40,7 @@ class StepSettings:
     padded: bool = False
     device_type: str = "cuda"
     costs: bool = True
+    smooth: bool = False
 
     @property
     def autocast_dtype(self) -> str | None:

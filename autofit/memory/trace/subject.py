@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import default_data_collator
+from transformers import Trainer, default_data_collator
 
 from autofit.arguments import explicit_arguments, model_arguments
 from autofit.config import PRECISION_FACTS
@@ -25,8 +25,8 @@ from autofit.workload.trial import argument_defaults
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
 
 
-def settings_of(request: TraceRequest, *, costs: bool = True) -> StepSettings:
-    """How the step of `request` is trained."""
+def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = False) -> StepSettings:
+    """How the step of `request` is trained; `costs` and `smooth` as in `StepSettings`."""
     resolved = resolve(request.workload)
     config = request.config.but(
         per_device_train_batch_size=request.batch, gradient_accumulation_steps=request.accumulation
@@ -47,6 +47,7 @@ def settings_of(request: TraceRequest, *, costs: bool = True) -> StepSettings:
         padded=request.padded,
         device_type=request.device_type,
         costs=costs,
+        smooth=smooth,
     )
 
 
@@ -144,6 +145,13 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
 
 def _like(host: Batch) -> Batch:
     return {name: torch.empty(value.shape, dtype=value.dtype) for name, value in host.items()}
+
+
+def trainer_of(request: TraceRequest) -> tuple[type[Trainer], dict[str, Any]] | None:
+    """The user's own Trainer class and its further constructor arguments; None when there is none."""
+    extra = _extra(resolve(request.workload))
+    cls = extra.get("trainer_cls")
+    return None if cls is None or cls is Trainer else (cls, dict(extra.get("trainer_arguments") or {}))
 
 
 def _extra(resolved: models.ResolvedModel) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class StorageTracer(TorchDispatchMode):
     Args:
         builder: receives the events.
         device_type: storages on other devices are ignored.
-        capability: of the imitated card; None (on a CPU) adds no hidden workspaces.
+        card: that is imitated; None (on a CPU) adds no hidden workspaces.
         padded: whether masks hold zeros, which decides what a test of a mask answers.
         answer_scalars: whether `.item()` is answered with a constant instead of being run.
     """
@@ -68,7 +68,7 @@ class StorageTracer(TorchDispatchMode):
         builder: TraceBuilder,
         *,
         device_type: str = "cuda",
-        capability: tuple[int, int] | None = None,
+        card: kernels.Card | None = None,
         padded: bool = False,
         answer_scalars: bool = True,
     ) -> None:
@@ -77,7 +77,7 @@ class StorageTracer(TorchDispatchMode):
         self.recording_costs = False
         self.notes: set[str] = set()
         self._device_type = device_type
-        self._capability = capability
+        self._card = card
         self._padded = padded
         self._answer_scalars = answer_scalars
         self._live: dict[int, int] = {}
@@ -108,7 +108,7 @@ class StorageTracer(TorchDispatchMode):
                     for inner in item:
                         if isinstance(inner, Tensor):
                             self._see(inner, func, args)
-        if self._capability is not None:
+        if self._card is not None:
             self._hidden(func, args)
         if self.recording_costs:
             costs.record(self.builder, func, args, kwargs, out)
@@ -150,17 +150,17 @@ class StorageTracer(TorchDispatchMode):
 
     def _hidden(self, func: Any, args: Sequence[Any]) -> None:
         """Memory that the kernel of `func` takes without the dispatcher's knowledge."""
-        assert self._capability is not None
+        assert self._card is not None
         if func in kernels.GEMMS:
             thread = threading.get_ident()
             if thread not in self._threads:
                 self._threads.add(thread)
-                self.builder.alloc(kernels.cublas_workspace_bytes(self._capability), "cublas workspace", Kind.WORKSPACE)
+                self.builder.alloc(kernels.cublas_workspace_bytes(self._card.capability), "cublas workspace", Kind.WORKSPACE)
             return
         workspace = kernels.WORKSPACES.get(func)
         if workspace is not None:
             name = f"{self._name(func)} workspace"
-            for group in workspace(args, self._capability):
+            for group in workspace(args, self._card):
                 numbers = [self.builder.alloc(nbytes, name, Kind.WORKSPACE) for nbytes in group if nbytes]
                 for number in numbers:
                     self.builder.free(number)
