@@ -1,0 +1,165 @@
+"""How things are said to a person: numbers, names of outcomes, lines and tables of plain text. Shared by report and progress. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autofit.config import Scalar, TrialConfig
+from autofit.measurement import Interval
+from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+
+PROSE_WIDTH = 100  #: longer lines are hard to read, however wide the terminal
+NARROWEST = 60  #: below this the terminal may wrap by itself: nothing is cut off
+
+ROLE_NAMES: Mapping[Role, str] = {
+    Role.DEFAULTS: "defaults",
+    Role.HAND_RECIPE: "recipe",
+    Role.SEARCH: "search",
+    Role.PLAYOFF: "play-off",
+    Role.CONFIRMATION: "confirm",
+}
+BASELINE_NAMES: Mapping[str, str] = {"defaults": "the plain defaults", "hand_recipe": "the hand recipe"}
+REASON_NAMES: Mapping[Reason, str] = {
+    Reason.OUT_OF_MEMORY: "did not fit",
+    Reason.SUSPECTED_OUT_OF_MEMORY: "probably did not fit",
+    Reason.ALLOCATOR_THRASH: "fits only by thrashing",
+    Reason.NON_FINITE_LOSS: "loss not finite",
+    Reason.ALL_STEPS_SKIPPED: "every step skipped",
+    Reason.PREDICTED_TOO_BIG: "skipped: predicted not to fit",
+    Reason.DOMINATED: "skipped: cannot fit",
+    Reason.KNOB_WITHOUT_EFFECT: "a knob had no effect",
+    Reason.TIMEOUT: "timed out",
+    Reason.CRASH: "crashed",
+    Reason.UNREADABLE_ANSWER: "unreadable answer",
+    Reason.ERROR: "error",
+    Reason.UNSUPPORTED: "not supported",
+    Reason.INTERRUPTED: "interrupted",
+}
+KNOB_NAMES: Mapping[str, str] = {
+    "per_device_train_batch_size": "batch size",
+    "gradient_checkpointing": "checkpointing",
+    "optim": "optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a text table: its title, whether it holds numbers (aligned right), whether its text may be folded."""
+
+    title: str
+    right: bool = False
+    folds: bool = False
+
+
+def format_speed(samples_per_second: float) -> str:
+    """Return a rate with four digits: `1,234`, `412.3`, `41.23`, `0.4123`."""
+    if samples_per_second >= 1000:
+        return f"{samples_per_second:,.0f}"
+    for limit, digits in ((100, 1), (10, 2), (1, 3)):
+        if samples_per_second >= limit:
+            return f"{samples_per_second:.{digits}f}"
+    return f"{samples_per_second:.4g}"
+
+
+def format_interval(interval: Interval, *, word: str = "to") -> str:
+    """Return `409.8 to 414.9`."""
+    return f"{format_speed(interval.low)} {word} {format_speed(interval.high)}"
+
+
+def format_factor(factor: float) -> str:
+    """Return a ratio with three digits: `3.43x`, `12.4x`, `0.98x`."""
+    return f"{factor:.0f}x" if factor >= 99.95 else f"{factor:.1f}x" if factor >= 9.995 else f"{factor:.2f}x"
+
+
+def format_percent(share: float) -> str:
+    """Return a signed difference in percent: `+2.1 %`, `-13 %`."""
+    return f"{share:+.0%}".replace("%", " %") if abs(share) >= 0.0995 else f"{share:+.1%}".replace("%", " %")
+
+
+def knob_name(knob: str) -> str:
+    """A field of TrialConfig, or an extra, as people say it."""
+    return KNOB_NAMES.get(knob, knob)
+
+
+def knob_value(knob: str, value: Scalar) -> str:
+    """A knob's value as people say it; None is an extra that is not set."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else str(value)
+
+
+def describe(config: TrialConfig) -> str:
+    """The configuration in words: `batch 16 x 4 accumulation steps, bf16, checkpointing off, adamw_torch_fused`."""
+    steps = config.gradient_accumulation_steps
+    parts = [
+        f"batch {config.per_device_train_batch_size} x {steps} accumulation step{'s' if steps != 1 else ''}",
+        str(config.precision),
+        f"checkpointing {knob_value('gradient_checkpointing', config.gradient_checkpointing)}",
+        config.optim,
+        *(f"{name}={value}" for name, value in config.extra),
+    ]
+    return ", ".join(parts)
+
+
+def says(failure: Failure) -> str:
+    """What became of a trial without measurement: `did not fit: CUDA out of memory ... (in backward)`."""
+    message = " ".join(failure.message.split())
+    name = REASON_NAMES[failure.reason]
+    text = name if not message or message == name else f"{name}: {message}"
+    return f"{text} (in {failure.phase})" if failure.phase and failure.phase not in message else text
+
+
+def standing(record: TrialRecord) -> int:
+    """Order of outcomes in tables: completed, infeasible, failed, skipped."""
+    return (Outcome.COMPLETED, Outcome.INFEASIBLE, Outcome.FAILED, Outcome.SKIPPED).index(record.outcome)
+
+
+def printable(text: str, *, ascii_only: bool = False) -> str:
+    """Return `text` without control characters; with `ascii_only`, other signs become `?` so that printing cannot fail."""
+    kept = "".join(c if c.isprintable() or c == "\n" else " " for c in text.expandtabs(4))
+    return kept.encode("ascii" if ascii_only else "utf-8", "replace").decode()
+
+
+def wrapped(text: str, width: int, *, indent: str = "", hanging: str | None = None) -> list[str]:
+    """Return `text` in lines of at most `width`, words kept whole where they fit."""
+    room = max(NARROWEST, min(width, PROSE_WIDTH))
+    later = indent if hanging is None else hanging
+    return textwrap.wrap(
+        text, room, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False
+    ) or [""]
+
+
+def text_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, indent: str = "  "
+) -> list[str]:
+    """Return a header and the rows as aligned lines; what folds shares the room that the other columns leave.
+
+    Columns that are empty in every row are left out. Nothing is cut: a cell that is too long goes on in the next line.
+
+    Args:
+        columns: one per cell.
+        rows: cells as text.
+        width: characters of a line.
+        indent: before each line.
+    """
+    used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    sizes = {i: max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in used}
+    room = max(NARROWEST, width) - len(indent) - 2 * (len(used) - 1)
+    folding = [i for i in used if columns[i].folds]
+    left = room - sum(sizes[i] for i in used if i not in folding)
+    for position, i in enumerate(folding):
+        sizes[i] = max(12, min(sizes[i], left // (len(folding) - position)))
+        left -= sizes[i]
+    lines = []
+    for row in [[c.title for c in columns], *rows]:
+        cells = [textwrap.wrap(row[i], sizes[i], break_on_hyphens=False) or [""] for i in used]
+        for depth in range(max(map(len, cells))):
+            texts = [cell[depth] if depth < len(cell) else "" for cell in cells]
+            padded = [
+                t.rjust(sizes[i]) if columns[i].right else t.ljust(sizes[i])
+                for i, t in zip(used, texts, strict=True)
+            ]
+            lines.append((indent + "  ".join(padded)).rstrip())
+    return lines
