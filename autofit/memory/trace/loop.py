@@ -108,10 +108,11 @@ class TrainingLoop:
 
     def run(self) -> None:
         """Load, then `settings.steps` optimizer steps."""
-        self._load()
-        self._train()
+        self.load()
+        self.train()
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Take over the model that is on the device, and prepare it as the Trainer does."""
         self.tracer.mark(Moment.MODEL)
         parameters = {id(p) for p in self.model.parameters()}
         for tensor in in_loading_order(self.model):
@@ -131,7 +132,8 @@ class TrainingLoop:
         forward = autocast(self.model.forward.__func__)
         self.model.forward = MethodType(convert_outputs_to_fp32(forward), self.model)
 
-    def _train(self) -> None:
+    def train(self) -> None:
+        """All optimizer steps."""
         optimizer = optimizers.create(self.model, self.arguments)
         total_loss = torch.tensor(0.0, device=self.device)
         self.model.zero_grad()

@@ -20,6 +20,7 @@ from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.spec import Workload
 from autofit.workload import batches, models
+from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
@@ -138,9 +139,13 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
             raise TraceUnavailable("the collator returns something other than tensors")
         return dict(batch)
     weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
-    return batches.make_batch(
+    batch = batches.make_batch(
         resolved, request.batch, request.seq_len, weight_dtype=weight_dtype, padded=request.padded
     )
+    if request.label_smoothing_factor and resolved.task is Task.SEQ2SEQ_LM:
+        # As DataCollatorForSeq2Seq does: under label smoothing the model does not see the labels.
+        batch["decoder_input_ids"] = batch["labels"].clone()
+    return batch
 
 
 def _like(host: Batch) -> Batch:

@@ -1,0 +1,168 @@
+"""Small models of many architectures, and the real CPU run that a trace is compared with."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from autofit.memory.events import Kind, Trace, TraceBuilder
+from autofit.memory.trace.loop import TrainingLoop
+from autofit.memory.trace.record import build_model
+from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
+from autofit.memory.trace.tracer import StorageTracer
+
+VOCAB, WIDTH, LAYERS, HEADS, LABELS = 512, 64, 2, 4, 2
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 2 * WIDTH,
+    "max_position_embeddings": 130,
+}
+_GQA = {**_TEXT, "num_key_value_heads": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """How to build one small model, and what its batches hold."""
+
+    config: str
+    head: str
+    options: dict[str, Any]
+    labels: str = "tokens"  # tokens, classes
+    inputs: str = "text"  # text, image
+
+    def model(self) -> nn.Module:
+        config = getattr(transformers, self.config)(**self.options)
+        return getattr(transformers, self.head)(config)
+
+    def batch(self, size: int, length: int) -> Batch:
+        shape = (size, length) if self.labels == "tokens" else (size,)
+        labels = torch.ones(shape, dtype=torch.long)
+        if self.inputs == "image":
+            return {"pixel_values": torch.ones(size, 3, 32, 32), "labels": labels}
+        mask = torch.ones(size, length, dtype=torch.long)
+        tokens = torch.ones(size, length, dtype=torch.long)
+        batch = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+        # As DataCollatorForSeq2Seq does: under label smoothing the model does not see the labels.
+        return {**batch, "decoder_input_ids": tokens.clone()} if self.config == "T5Config" else batch
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bert": Architecture(
+        config="BertConfig", head="BertForSequenceClassification", options=_TEXT, labels="classes"
+    ),
+    "roberta": Architecture(
+        config="RobertaConfig", head="RobertaForSequenceClassification", options=_TEXT, labels="classes"
+    ),
+    "distilbert": Architecture(
+        config="DistilBertConfig",
+        head="DistilBertForSequenceClassification",
+        options={"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 2 * WIDTH},
+        labels="classes",
+    ),
+    "gpt2": Architecture(
+        config="GPT2Config",
+        head="GPT2LMHeadModel",
+        options={"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 130},
+    ),
+    "opt": Architecture(
+        config="OPTConfig",
+        head="OPTForCausalLM",
+        options={**_TEXT, "ffn_dim": 2 * WIDTH, "word_embed_proj_dim": WIDTH},
+    ),
+    "llama": Architecture(config="LlamaConfig", head="LlamaForCausalLM", options=_GQA),
+    "qwen2": Architecture(config="Qwen2Config", head="Qwen2ForCausalLM", options=_GQA),
+    "gemma": Architecture(config="GemmaConfig", head="GemmaForCausalLM", options={**_GQA, "head_dim": 16}),
+    "t5": Architecture(
+        config="T5Config",
+        head="T5ForConditionalGeneration",
+        options={
+            "vocab_size": VOCAB,
+            "d_model": WIDTH,
+            "d_kv": 16,
+            "d_ff": 2 * WIDTH,
+            "num_layers": LAYERS,
+            "num_heads": HEADS,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "vit": Architecture(
+        config="ViTConfig",
+        head="ViTForImageClassification",
+        options={
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "intermediate_size": 2 * WIDTH,
+            "image_size": 32,
+            "patch_size": 4,
+            "num_labels": LABELS,
+        },
+        labels="classes",
+        inputs="image",
+    ),
+}
+
+
+def make_subject(
+    architecture: Architecture, *, batch: int, length: int, device: str
+) -> Callable[[FakeTensorMode], StepSubject]:
+    """For `trace_step`: the model on a fake device."""
+
+    def make(mode: FakeTensorMode) -> StepSubject:
+        model = build_model(mode, device, architecture.model)
+        return StepSubject(model=model, make_batch=functools.partial(architecture.batch, batch, length))
+
+    return make
+
+
+def settings_for(*, batch: int, length: int, **options: Any) -> StepSettings:
+    """Settings with a private output directory."""
+    arguments = {"output_dir": tempfile.gettempdir(), **options.pop("arguments", {})}
+    return StepSettings(batch=batch, seq_len=length, arguments=arguments, **options)
+
+
+def real_peak(architecture: Architecture, settings: StepSettings, *, batch: int, length: int) -> int:
+    """Peak bytes over the loaded model of the same loop on real CPU tensors, from the allocator's own events."""
+    torch.manual_seed(0)
+    model = architecture.model()
+    subject = StepSubject(model=model, make_batch=functools.partial(architecture.batch, batch, length))
+    idle = StorageTracer(TraceBuilder(), device_type="none", answer_scalars=False)  # never entered: watches nothing
+    loop = TrainingLoop(subject, settings, idle)
+    loop.load()
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loop.train()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    level = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    return peak
+
+
+def traced_peak(trace: Trace) -> int:
+    """Peak bytes over the loaded model, in a trace."""
+    level = peak = 0
+    loaded = {k for k in range(len(trace.sizes)) if trace.operator(k) in ("parameter", "buffer")}
+    for event in trace.events:
+        if event >= 0 and event not in loaded:
+            level += trace.sizes[event]
+            peak = max(peak, level)
+        elif event < 0 and ~event not in loaded:
+            level -= trace.sizes[~event]
+    return peak
+
+
+def model_bytes(trace: Trace) -> int:
+    """Bytes of parameters."""
+    return sum(n for n, kind in zip(trace.sizes, trace.kinds) if kind is Kind.WEIGHTS)
