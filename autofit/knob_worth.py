@@ -15,6 +15,7 @@ Knobs that the trials always changed together cannot be told apart, and are not:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ def _walk(name: str, start: Estimate, end: Estimate, found: Sequence[Estimate]) 
     chain = _longest_chain(_corners(start.config, end.config, changes, found), frozenset(changes))
     shares: list[Share] = []
     fit: _Fit | None = None
-    for (before, slower), (after, faster) in zip(chain, chain[1:], strict=False):
+    for (before, slower), (after, faster) in itertools.pairwise(chain):
         log_total = math.log(faster.samples_per_second / slower.samples_per_second)
         step = [changes[knob] for knob in changes if knob in after - before]
         if len(step) > 1:

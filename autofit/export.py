@@ -1,0 +1,181 @@
+"""The answer in the form in which it is used: a JSON file, a Python snippet, or command-line flags.
+
+All formats hold the keywords that differ from the installed defaults (and `use_cpu` where the search ran on the CPU). Keywords of the
+model (`dtype`, `attn_implementation`) stand beside them: a script whose arguments do not include them refuses them by name, which is better
+than training something else than was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from autofit.errors import UserError
+from autofit.result import TuneResult
+from autofit.wording import format_interval, format_speed
+
+OUTPUT_DIR = "out"
+
+
+class Format(StrEnum):
+    """What `autofit export --format` accepts."""
+
+    JSON = "json"
+    PYTHON = "python"
+    CLI = "cli"
+
+
+def export(result: TuneResult, fmt: str | Format) -> str:
+    """Return the winner in a format, without a newline at the end.
+
+    json: one flat object for `HfArgumentParser.parse_json_file`; add `output_dir` and your own. python: a snippet that
+    builds `args`. cli: one line of flags for a script that uses `HfArgumentParser`; it holds no comment, because it
+    is also used as `$(autofit export ...)`, so batch size and accumulation are written even where they are the default.
+
+    Args:
+        result: what to export.
+        fmt: `json`, `python` or `cli`.
+
+    Raises:
+        UserError: an unknown format, or a value that flags cannot say.
+    """
+    try:
+        chosen = Format(fmt)
+    except ValueError:
+        raise UserError(f"unknown format {fmt!r}", hint=f"choose from {', '.join(Format)}") from None
+    if chosen is Format.JSON:
+        return json.dumps({**arguments(result), **result.model_arguments}, indent=2, allow_nan=False)
+    if chosen is Format.PYTHON:
+        return python_snippet(result)
+    return " ".join(cli_flags(result))
+
+
+def arguments(result: TuneResult) -> dict[str, Any]:
+    """Keywords for TrainingArguments, `use_cpu` among them where the answer is for the CPU."""
+    cpu = {"use_cpu": True} if result.device.kind == "cpu" else {}
+    return {**result.arguments, **cpu}
+
+
+def effective_batch(result: TuneResult) -> str:
+    """The exact product in words: `effective batch 64 = 16 per device x 4 accumulation steps`."""
+    config = result.best.config
+    devices = result.spec.effective_batch // config.effective_batch()
+    product = f"{config.per_device_train_batch_size} per device x {config.gradient_accumulation_steps} accumulation steps"
+    if devices > 1:
+        product += f" x {devices} devices"
+    return f"effective batch {config.effective_batch() * devices} = {product}"
+
+
+def cli_flags(result: TuneResult) -> list[str]:
+    """One string per flag with its value, quoted for a shell.
+
+    Every switch has an explicit value: a bare `--tf32` is refused by HfArgumentParser, whose `bool | None` fields want one.
+
+    Raises:
+        UserError: a value of None, which no flag can say.
+    """
+    config = result.best.config
+    values = {
+        "per_device_train_batch_size": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        **arguments(result),
+        **result.model_arguments,
+    }
+    return [_flag(name, value) for name, value in values.items()]
+
+
+def arguments_call(result: TuneResult, *, output_dir: str = OUTPUT_DIR) -> list[str]:
+    """The lines of `TrainingArguments(...)`, one keyword a line, the exact product in a comment."""
+    keywords = {"output_dir": output_dir, **arguments(result)}
+    lines = [f"    {name}={_literal(value)}," for name, value in keywords.items()]
+    return [f"TrainingArguments(  # {effective_batch(result)}", *lines, ")"]
+
+
+def model_line(result: TuneResult) -> str | None:
+    """The line that loads the model as it was measured; None where nothing needs to be said, or the model has no name.
+
+    `from_pretrained` keeps the dtype of the checkpoint: one stored in 16 bit needs `dtype="float32"`, or the training is in
+    pure 16 bit and neither speed nor memory nor numerics are those that were measured.
+    """
+    stored = (result.model.get("config") or {}).get("dtype")
+    keywords = dict(result.model_arguments)
+    if stored not in (None, "float32"):
+        keywords.setdefault("dtype", "float32")
+    if not keywords or is_live(result):
+        return None
+    if result.spec.workload.trust_remote_code:
+        keywords["trust_remote_code"] = True
+    listed = ", ".join(f"{name}={_literal(value)}" for name, value in keywords.items())
+    return f"{auto_class(result)}.from_pretrained({_literal(result.spec.workload.model)}, {listed})"
+
+
+def model_note(result: TuneResult) -> str | None:
+    """What to mind when the model is loaded, where no line can say it; None when nothing."""
+    if model_line(result) is not None:
+        return None
+    if result.model_arguments:
+        listed = ", ".join(f"{name}={_literal(value)}" for name, value in result.model_arguments.items())
+        return f"load your model with {listed}, as in the trials"
+    if is_live(result) or (result.model.get("config") or {}).get("dtype") == "float32":
+        return None
+    return 'the trials kept the weights in float32: load a checkpoint that is stored in 16 bit with dtype="float32"'
+
+
+def python_snippet(result: TuneResult) -> str:
+    """A snippet that runs as it stands and leaves `args` (and `model`, where the model needs keywords)."""
+    best = result.best
+    where = [f"transformers {result.software['transformers']}"] if "transformers" in result.software else []
+    where.insert(0, f"{_one_line(result.spec.workload.model)} on {_one_line(result.device.name)}")
+    lines = [
+        f"# autofit: {format_speed(best.samples_per_second)} samples/s (95 %: {format_interval(best.interval)}), {', '.join(where)}",
+    ]
+    note, model = model_note(result), model_line(result)
+    if note is not None:
+        lines.append(f"# {note}")
+    names = sorted([auto_class(result), "TrainingArguments"]) if model is not None else ["TrainingArguments"]
+    lines += [f"from transformers import {', '.join(names)}", ""]
+    if model is not None:
+        lines.append(f"model = {model}")
+    first, *rest = arguments_call(result)
+    return "\n".join([*lines, f"args = {first}", *rest])
+
+
+def auto_class(result: TuneResult) -> str:
+    """Name of the transformers class that loads the model for its task; `AutoModel` where no task is known."""
+    from autofit.workload.tasks import Task, parse_task
+
+    task = result.model.get("task") or result.spec.workload.task
+    if task is None:
+        return "AutoModel"
+    return (task if isinstance(task, Task) else parse_task(str(task))).auto_class_name
+
+
+def is_live(result: TuneResult) -> bool:
+    """Whether the model was an object of the user's program, not something with a name."""
+    return bool(result.model.get("source") == "object")
+
+
+def _flag(name: str, value: Any) -> str:
+    if value is None:
+        raise UserError(
+            f"{name}=None cannot be said with a flag", hint="use --format python or --format json"
+        )
+    text = shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))
+    return f"--{name}={text}" if text.startswith("-") else f"--{name} {text}"
+
+
+def _literal(value: Any) -> str:
+    """A Python literal with double quotes, as a formatter would leave it."""
+    if isinstance(value, str):
+        quoted = repr(value)
+        return f'"{quoted[1:-1]}"' if quoted[0] == "'" and '"' not in quoted else quoted
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(str(k))}: {_literal(v)}" for k, v in value.items()) + "}"
+    return repr(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
