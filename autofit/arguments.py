@@ -9,7 +9,12 @@ from autofit.config import PRECISION_FACTS, TrialConfig
 from autofit.errors import UserError
 
 MODEL_EXTRAS = ("attn_implementation",)  #: go to the model's constructor, not to TrainingArguments
-CHECKPOINTING_EXTRAS = ("use_reentrant", "every_n_layers", "offload")  #: go to activation_checkpointing_kwargs
+CHECKPOINTING_NAMES = ("activation_checkpointing", "gradient_checkpointing")  #: the newer name first
+CHECKPOINTING_EXTRAS = (
+    "use_reentrant",
+    "every_n_layers",
+    "offload",
+)  #: go to activation_checkpointing_kwargs
 
 #: Defaults of transformers 5.23 for the fields that are tuned: for answers without an installed transformers at hand (a replay).
 KNOWN_DEFAULTS: Mapping[str, Any] = {
@@ -79,4 +84,5 @@ def model_arguments(config: TrialConfig) -> dict[str, Any]:
 
 def checkpointing_name(defaults: Mapping[str, Any]) -> str:
     """`activation_checkpointing` where the installed version has it (5.23 deprecates the old name), else `gradient_checkpointing`."""
-    return "activation_checkpointing" if "activation_checkpointing" in defaults else "gradient_checkpointing"
+    newer, older = CHECKPOINTING_NAMES
+    return newer if newer in defaults else older

@@ -26,7 +26,7 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileFormatError(f"{what} file {str(path)!r} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no file can have
         raise FileFormatError(f"{what} file {str(path)!r} cannot be read: {_reason(error)}") from None
     try:
         data = json.loads(text)
@@ -40,15 +40,20 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Write `data` to `path` through a temporary file beside it, so that a crash leaves the old file whole.
 
+    A symbolic link stays one; a device or a pipe (`/dev/stdout`, `/dev/null`) is written to, never replaced.
+
     Raises:
         UserError: the path cannot be written.
     """
-    target = Path(path)
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     temporary = None
     try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            Path(path).write_text(text, encoding="utf-8")
+            return
+        target = Path(os.path.realpath(path))
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+            "w", encoding="utf-8", dir=target.parent, prefix=".autofit-", delete=False
         ) as handle:
             temporary = handle.name
             handle.write(text)
@@ -56,7 +61,7 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
             os.fsync(handle.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -67,9 +72,15 @@ def check_writable(path: str | Path, *, what: str) -> None:
     """Fail early when `path` could not be written at the end. Creates nothing.
 
     Raises:
-        UserError: a directory, a missing parent, or no permission.
+        UserError: a directory, a missing parent, no permission, or no name that a file can have.
     """
     target = Path(path)
+    try:
+        os.lstat(target)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise UserError(f"{what} {str(path)!r} cannot be written: {_reason(error)}") from None
     if target.is_dir():
         raise UserError(f"{what} {str(path)!r} is a directory", hint="give the path of a file")
     if not target.parent.is_dir():

@@ -42,7 +42,9 @@ class _KernelLock(BaseJournalFileLock):
             self._fd = None
 
 
-def open_study(path: str | Path | None, *, sampler: optuna.samplers.BaseSampler, identity: dict[str, Any]) -> optuna.Study:
+def open_study(
+    path: str | Path | None, *, sampler: optuna.samplers.BaseSampler, identity: dict[str, Any]
+) -> optuna.Study:
     """Create the study, or go on with the one in `path`.
 
     Args:
@@ -55,26 +57,32 @@ def open_study(path: str | Path | None, *, sampler: optuna.samplers.BaseSampler,
         UserError: the path cannot be written.
     """
     if path is None:
-        study = optuna.create_study(direction="maximize", sampler=sampler, study_name=STUDY_NAME)
+        study = _new_study(sampler, None)
         study.set_user_attr(IDENTITY, identity)
         return study
     check_writable(path, what="study file")
-    _repair(Path(path))
+    if Path(path).exists():
+        _entries(Path(path))
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=_KernelLock(str(path))))
     try:
         names = optuna.get_all_study_names(storage)
     except Exception as error:  # a journal of valid JSON lines that Optuna cannot replay: any error means the same to the user
         raise StudyError(f"study file {str(path)!r} cannot be replayed: {error!r}", hint=HINT_NEW) from error
     if names not in ([], [STUDY_NAME]):
-        raise StudyError(f"study file {str(path)!r} holds other Optuna studies: {', '.join(names)}", hint=HINT_NEW)
-    study = optuna.create_study(direction="maximize", sampler=sampler, study_name=STUDY_NAME, storage=storage, load_if_exists=True)
-    found = study.user_attrs.get(IDENTITY)
-    if found is None:
-        if study.get_trials(deepcopy=False):
-            raise StudyError(f"study file {str(path)!r} was not made by autofit", hint=HINT_NEW)
-        study.set_user_attr(IDENTITY, identity)
-    else:
+        raise StudyError(
+            f"study file {str(path)!r} holds other Optuna studies: {', '.join(names)}", hint=HINT_NEW
+        )
+    # Nothing is written to the file before it is known to be ours: what is refused stays as it was, byte for byte.
+    known = optuna.load_study(study_name=STUDY_NAME, storage=storage, sampler=sampler) if names else None
+    found = known.user_attrs.get(IDENTITY) if known is not None else None
+    if found is not None:
         _check_identity(found, identity, path)
+    elif known is not None and known.get_trials(deepcopy=False):
+        raise StudyError(f"study file {str(path)!r} was not made by autofit", hint=HINT_NEW)
+    _cut_torn_line(Path(path))
+    study = known if known is not None else _new_study(sampler, storage)
+    if found is None:
+        study.set_user_attr(IDENTITY, identity)
     return study
 
 
@@ -93,6 +101,20 @@ def stored_identity(path: str | Path) -> dict[str, Any] | None:
     return None
 
 
+def _new_study(
+    sampler: optuna.samplers.BaseSampler, storage: optuna.storages.BaseStorage | None
+) -> optuna.Study:
+    """A new study, without the line that Optuna logs to stderr for each."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(verbosity, optuna.logging.WARNING))
+    try:
+        return optuna.create_study(
+            direction="maximize", sampler=sampler, study_name=STUDY_NAME, storage=storage
+        )
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
 def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
     different = [name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]
     if different:
@@ -103,11 +125,8 @@ def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | P
         )
 
 
-def _repair(path: Path) -> None:
-    """Cut off a last line without its end (its writer was killed); refuse what is not a journal."""
-    if not path.exists():
-        return
-    _entries(path)
+def _cut_torn_line(path: Path) -> None:
+    """Cut off a last line without its end: its writer was killed."""
     lock = _KernelLock(str(path))
     lock.acquire()
     try:
@@ -138,7 +157,9 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             entry = None
         if not isinstance(entry, dict) or "op_code" not in entry:
-            raise StudyError(f"study file {str(path)!r} is not an Optuna journal: line {number}", hint=HINT_NEW)
+            raise StudyError(
+                f"study file {str(path)!r} is not an Optuna journal: line {number}", hint=HINT_NEW
+            )
         entries.append(entry)
     return entries
 

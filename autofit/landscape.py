@@ -17,6 +17,7 @@ from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
 from autofit.measurement import Measurement, Memory
+from autofit.units import MAX_BYTES
 
 SCHEMA, VERSION = "autofit/landscape", 1
 
@@ -58,8 +59,8 @@ class Point:
                 fetch_seconds=tuple(data.get("fetch_seconds") or ()),
                 update_seconds=tuple(data.get("update_seconds") or ()),
                 memory=Memory(
-                    peak_allocated_bytes=data.get("peak_allocated_bytes"),
-                    peak_reserved_bytes=data.get("peak_reserved_bytes"),
+                    peak_allocated_bytes=_counter(data, "peak_allocated_bytes"),
+                    peak_reserved_bytes=_counter(data, "peak_reserved_bytes"),
                 ),
             ),
         )
@@ -139,18 +140,28 @@ class Landscape:
             except (UserError, KeyError, TypeError, ValueError) as error:
                 raise FileFormatError(f"point {position} of the landscape is not readable: {error}") from None
         try:
-            device = Device.from_json({"total_memory_bytes": 0, **(data.get("device") or {})})
+            return cls(
+                points=tuple(points),
+                device=Device.from_json({"total_memory_bytes": 0, **(data.get("device") or {})}),
+                spec=dict(data.get("spec") or {}),
+                software=dict(data.get("software") or {}),
+                modelled=bool(data.get("modelled", False)),
+            )
         except (TypeError, ValueError, AttributeError) as error:
-            raise FileFormatError(f"the landscape's device is not readable: {error}") from None
-        return cls(
-            points=tuple(points),
-            device=device,
-            spec=dict(data.get("spec") or {}),
-            software=dict(data.get("software") or {}),
-            modelled=bool(data.get("modelled", False)),
-        )
+            raise FileFormatError(
+                f"the landscape's device, spec or software is not readable: {error}"
+            ) from None
 
     @classmethod
     def load(cls, path: str | Path) -> Landscape:
         """Read a landscape file."""
         return cls.from_json(read_json_object(path, what="landscape"))
+
+
+def _counter(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_BYTES:
+        raise UserError(f"{name} must be a number of bytes, got {value!r}")
+    return int(value)

@@ -101,6 +101,8 @@ class Measurement:
             object.__setattr__(self, name, values)
         if not self.micro_step_seconds:
             raise UserError("a measurement needs at least one micro_step_seconds")
+        if min(self.micro_step_seconds) == 0.0:
+            raise UserError("micro_step_seconds must be positive")
         object.__setattr__(self, "losses", tuple(self.losses))
 
     @property

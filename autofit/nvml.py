@@ -25,9 +25,13 @@ def _card(index: int) -> Iterator[tuple[Any, Any] | None]:
         return
     try:
         try:
-            yield pynvml, _handle(pynvml, index)
+            card = pynvml, _handle(pynvml, index)
         except pynvml.NVMLError:
-            yield None
+            card = None
+        with contextlib.suppress(
+            pynvml.NVMLError
+        ):  # of the caller's own questions: a card may refuse some of them
+            yield card
     finally:
         pynvml.nvmlShutdown()
 
@@ -44,6 +48,7 @@ def used_bytes(index: int = 0) -> int | None:
     """Used memory of the whole card, all processes."""
     with _card(index) as card:
         return None if card is None else int(card[0].nvmlDeviceGetMemoryInfo(card[1]).used)
+    return None
 
 
 def holders(index: int = 0) -> tuple[MemoryHolder, ...]:
@@ -55,7 +60,11 @@ def holders(index: int = 0) -> tuple[MemoryHolder, ...]:
         found = []
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid != os.getpid():
-                found.append(MemoryHolder(pid=process.pid, name=_process_name(process.pid), used_bytes=process.usedGpuMemory))
+                found.append(
+                    MemoryHolder(
+                        pid=process.pid, name=_process_name(process.pid), used_bytes=process.usedGpuMemory
+                    )
+                )
         return tuple(found)
     return ()
 

@@ -49,7 +49,9 @@ def decode_request(data: bytes) -> tuple[Kind, dict[str, Any]]:
     """
     message = json.loads(data)
     if message.get("protocol") != VERSION:
-        raise WorkerError(f"protocol {message.get('protocol')!r} instead of {VERSION}: two versions of autofit are mixed")
+        raise WorkerError(
+            f"protocol {message.get('protocol')!r} instead of {VERSION}: two versions of autofit are mixed"
+        )
     return Kind(message["kind"]), message["payload"]
 
 
@@ -67,7 +69,7 @@ def decode_event(line: bytes) -> dict[str, Any] | None:
         message = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(message, dict) or message.get("event") not in set(Event):
+    if not isinstance(message, dict) or message.get("event") not in list(Event):
         return None
     if message["event"] == Event.ANSWER and message.get("protocol") != VERSION:
         return None

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.arguments import model_arguments, training_arguments
+from autofit.arguments import CHECKPOINTING_NAMES, explicit_arguments, model_arguments, training_arguments
 from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
@@ -186,9 +186,13 @@ class TuneResult:
         Raises:
             UserError: a keyword would override a tuned one.
         """
-        clash = sorted(set(more) & set(self.arguments))
+        tuned = {*explicit_arguments(self.best.config, self.argument_defaults), *CHECKPOINTING_NAMES}
+        clash = sorted(tuned & set(more))
         if clash:
-            raise UserError(f"{', '.join(clash)} was tuned and cannot be set again", hint="build TrainingArguments from result.arguments")
+            raise UserError(
+                f"{', '.join(clash)} was tuned and cannot be set again",
+                hint="build TrainingArguments from result.arguments",
+            )
         from transformers import TrainingArguments
 
         cpu = {"use_cpu": True} if self.device.kind == "cpu" else {}
@@ -237,7 +241,9 @@ class TuneResult:
             FileFormatError: another schema, a newer version, or a field that cannot be read.
         """
         if data.get("schema") != SCHEMA:
-            raise FileFormatError(f"not a result file: schema is {data.get('schema')!r}", hint=f"a result says {SCHEMA!r}")
+            raise FileFormatError(
+                f"not a result file: schema is {data.get('schema')!r}", hint=f"a result says {SCHEMA!r}"
+            )
         version = data.get("version")
         if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise FileFormatError(f"result version {version!r} is not readable here", hint="upgrade autofit")
@@ -263,7 +269,9 @@ class TuneResult:
                 argument_defaults=data["argument_defaults"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
-            raise FileFormatError(f"the result file cannot be read: {error!r}", hint="was it edited by hand?") from None
+            raise FileFormatError(
+                f"the result file cannot be read: {error!r}", hint="was it edited by hand?"
+            ) from None
 
 
 def load(path: str | Path) -> TuneResult:
@@ -285,10 +293,21 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
     completed = [r for r in records if r.outcome is Outcome.COMPLETED]
     if not completed:
         return None
-    counted = [r for r in completed if r.role is Role.PLAYOFF] or [r for r in completed if r.role is not Role.CONFIRMATION] or completed
+    counted = (
+        [r for r in completed if r.role is Role.PLAYOFF]
+        or [r for r in completed if r.role is not Role.CONFIRMATION]
+        or completed
+    )
     speeds = [speed for r in counted if (speed := r.samples_per_second) is not None]
     mean = math.fsum(speeds) / len(speeds)
-    tokens = next((r.measurement.tokens_per_sample for r in counted if r.measurement and r.measurement.tokens_per_sample), None)
+    tokens = next(
+        (
+            r.measurement.tokens_per_sample
+            for r in counted
+            if r.measurement and r.measurement.tokens_per_sample
+        ),
+        None,
+    )
     return Estimate(
         config=completed[0].config,
         samples_per_second=mean,
@@ -302,7 +321,9 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
 def _interval(records: Sequence[TrialRecord], speeds: Sequence[float]) -> Interval:
     """The hull of the runs and their own intervals: with two or three runs a t interval over runs would say nothing."""
     within = [r.interval for r in records if r.interval is not None]
-    return Interval(low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)]))
+    return Interval(
+        low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)])
+    )
 
 
 def _largest(memories: Sequence[Memory]) -> Memory:
@@ -310,8 +331,16 @@ def _largest(memories: Sequence[Memory]) -> Memory:
         values = [v for m in memories if (v := getattr(m, name)) is not None]
         return max(values) if values else None
 
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "device_used_bytes", "host_peak_bytes")
-    return Memory(**{name: most(name) for name in names}, alloc_retries=max(m.alloc_retries for m in memories))  # type: ignore[arg-type]
+    names = (
+        "peak_allocated_bytes",
+        "peak_reserved_bytes",
+        "context_bytes",
+        "device_used_bytes",
+        "host_peak_bytes",
+    )
+    return Memory(
+        **{name: most(name) for name in names}, alloc_retries=max(m.alloc_retries for m in memories)
+    )  # type: ignore[arg-type]
 
 
 def by_config(records: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autofit.config import TrialConfig
+from autofit.errors import StudyError
 from autofit.space import Space
 from autofit.trial import Outcome, Role, TrialRecord
 
@@ -38,14 +39,18 @@ class TrialStudy:
     Args:
         study: from `journal.open_study`.
         space: what may be proposed.
+
+    Raises:
+        StudyError: the study was made over other choices.
     """
 
     def __init__(self, study: optuna.Study, space: Space) -> None:
         self._study, self._space = study, space
-        self._distributions = {
+        self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(choices=tuple(values)) for name, values in space.choices().items()
         }
         self._records: list[TrialRecord] = []
+        self._check_space()
         self._recover()
 
     @property
@@ -71,11 +76,10 @@ class TrialStudy:
     def tell(self, proposal: Proposal, record: TrialRecord) -> TrialRecord:
         """Store what became of a proposal."""
         record = replace(record, number=proposal.trial.number)
+        # The constraint comes before the record, so that a record found after a kill has its constraint too.
+        for name, value in _constraints(record).items():
+            proposal.trial.set_constraint(name, value)
         proposal.trial.set_user_attr(RECORD, record.to_json())
-        if record.outcome in (Outcome.INFEASIBLE, Outcome.SKIPPED):
-            proposal.trial.set_constraint(CONSTRAINT, 1.0)
-        elif record.outcome is Outcome.COMPLETED:
-            proposal.trial.set_constraint(CONSTRAINT, -1.0)
         self._tell(proposal.trial.number, record)
         self._records.append(record)
         return record
@@ -99,6 +103,7 @@ class TrialStudy:
             params=self._space.params_of(record.config) if inside else {},
             distributions=self._distributions if inside else {},
             user_attrs={RECORD: record.to_json()},
+            constraints=_constraints(record),
         )
         self._study.add_trial(frozen)
         self._records.append(record)
@@ -106,13 +111,27 @@ class TrialStudy:
 
     def known(self, config: TrialConfig) -> TrialRecord | None:
         """The first record of a configuration that ran or was skipped for good; None when it may still run."""
-        return next((r for r in self._records if r.config == config and r.outcome is not Outcome.FAILED), None)
+        return next(
+            (r for r in self._records if r.config == config and r.outcome is not Outcome.FAILED), None
+        )
 
     def _tell(self, number: int, record: TrialRecord) -> None:
         if record.outcome is Outcome.FAILED:
             self._study.tell(number, state=TrialState.FAIL)
         else:
             self._study.tell(number, record.samples_per_second or INFEASIBLE_VALUE)
+
+    def _check_space(self) -> None:
+        """Refuse a study of other choices: Optuna cannot mix them."""
+        for trial in self._study.get_trials(deepcopy=False):
+            for name, found in trial.distributions.items():
+                own = self._distributions.get(name)
+                if own is not None and found != own:
+                    raise StudyError(
+                        f"the study searched another {name.replace('_', ' ')}: "
+                        f"{_listed(found)} there, {_listed(own)} here",
+                        hint="search the same space, or give another path to --study",
+                    )
 
     def _recover(self) -> None:
         """Take in what an earlier process left: finished records, and trials that were running when it died."""
@@ -125,6 +144,17 @@ class TrialStudy:
                     self._study.tell(trial.number, state=TrialState.FAIL)
             if record is not None:
                 self._records.append(replace(record, number=trial.number))
+
+
+def _listed(distribution: BaseDistribution) -> str:
+    return ", ".join(map(str, getattr(distribution, "choices", ())))
+
+
+def _constraints(record: TrialRecord) -> dict[str, float]:
+    """Optuna's constraints of a trial: violated above 0; none for a trial that says nothing of memory."""
+    if record.outcome is Outcome.FAILED:
+        return {}
+    return {CONSTRAINT: -1.0 if record.outcome is Outcome.COMPLETED else 1.0}
 
 
 def _record_of(trial: FrozenTrial) -> TrialRecord | None:

@@ -52,17 +52,22 @@ def parse_duration(text: str | float, *, what: str = "duration") -> float:
     hint = "write it as 90s, 10m, 1h or 1h30m"
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise UserError(f"{what} must be a duration, got {text!r}", hint=hint)
-    rest, total, parts = str(text).strip(), 0.0, 0
+    total = _parsed_duration(text, what, hint) if isinstance(text, str) else text
+    if not 0 < total <= MAX_SECONDS:
+        raise UserError(f"{what} is out of range: {str(text)!r}", hint=hint)
+    return float(total)
+
+
+def _parsed_duration(text: str, what: str, hint: str) -> float:
+    rest, total, parts = text.strip(), 0.0, 0
     while rest:
         match = _NUMBER.match(rest)
         if match is None or match[2].lower() not in _DURATION_UNITS or (parts and not match[2]):
-            raise UserError(f"{what} is not a duration: {str(text)!r}", hint=hint)
+            raise UserError(f"{what} is not a duration: {text!r}", hint=hint)
         total += float(match[1]) * _DURATION_UNITS[match[2].lower()]
         rest, parts = rest[match.end() :], parts + 1
     if parts == 0:
         raise UserError(f"{what} is empty", hint=hint)
-    if not 0 < total <= MAX_SECONDS:
-        raise UserError(f"{what} is out of range: {str(text)!r}", hint=hint)
     return total
 
 
@@ -70,20 +75,20 @@ def format_bytes(size: float) -> str:
     """Return `size` bytes for a reader: `11.3 GiB`, `512.0 MiB`, `-2.0 GiB`, `17 B`."""
     sign, size = ("-" if size < 0 else ""), abs(size)
     for unit, scale in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if size >= scale:
+        if round(size * 1024 / scale, 1) >= 1024:  # never "1024.0 MiB"
             return f"{sign}{size / scale:.1f} {unit}"
     return f"{sign}{size:.0f} B"
 
 
 def format_seconds(seconds: float) -> str:
     """Return `seconds` for a reader: `820 us`, `31.4 ms`, `2.10 s`, `3m 20s`, `1h 05m`."""
-    if seconds < 1e-3:
+    if round(seconds * 1e6) < 1000:  # compared as shown: never "1000 us" or "60.00 s"
         return f"{seconds * 1e6:.0f} us"
-    if seconds < 1:
+    if round(seconds * 1e3, 1) < 1000:
         return f"{seconds * 1e3:.1f} ms"
-    if seconds < 60:
+    if round(seconds, 2) < 60:
         return f"{seconds:.2f} s"
-    if seconds < 3600:
+    if round(seconds) < 3600:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes}m {rest:02d}s"
     hours, rest = divmod(round(seconds / 60), 60)
