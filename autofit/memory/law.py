@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
+from math import lcm
 from typing import Any
 
 from autofit.errors import FileFormatError
-from autofit.memory.allocator import Peaks, Replay, min_capacity, replay, survives
 from autofit.memory.envelope import Envelope
 from autofit.memory.events import Trace
+from autofit.memory.replay import Peaks, Replay, min_capacity, replay, survives
 
 VERSION = 1
 MAX_BATCH = 1 << 16
@@ -66,7 +66,7 @@ class MemoryLaw:
         compare_structure(low, high)
         rises = tuple(b - a for a, b in zip(low.sizes, high.sizes))
         for k, rise in enumerate(rises):
-            if rise < 0 or (rise and low.sizes[k] * span < rise * (low.facts.batch - 1)):
+            if rise < 0:
                 raise NotAffine(
                     f"{low.operator(k)} asks for {low.sizes[k]} bytes at batch {low.facts.batch} "
                     f"and {high.sizes[k]} at {high.facts.batch}"
@@ -98,8 +98,8 @@ class MemoryLaw:
         more, span = batch - self.base.facts.batch, self.span
         if more % span == 0:
             times = more // span
-            return tuple([a + r * times for a, r in zip(self.base.sizes, self.rises)])
-        return tuple([a - (-r * more // span) for a, r in zip(self.base.sizes, self.rises)])
+            return tuple([max(0, a + r * times) for a, r in zip(self.base.sizes, self.rises)])
+        return tuple([max(0, a - (-r * more // span)) for a, r in zip(self.base.sizes, self.rises)])
 
     def trace(self, batch: int) -> Trace:
         """The trace as it would be at `batch`."""
@@ -243,6 +243,8 @@ class SequenceLaw:
         first = ordered[0][1]
         for length, law in ordered[1:]:
             compare_structure(first.base, law.base)
+            if first.single is not None and law.single is not None:
+                compare_structure(first.single, law.single)
             if (law.span, law.base.facts.batch) != (first.span, first.base.facts.batch):
                 raise NotAffine(f"the law at length {length} was traced at other batches")
         joined = cls(laws=ordered)
@@ -255,20 +257,22 @@ class SequenceLaw:
     def at(self, seq_len: int) -> MemoryLaw:
         """The law at `seq_len`; exact when it shares the divisor (128, say) of the lengths that were traced."""
         nodes = [self.laws[0], self.laws[len(self.laws) // 2], self.laws[-1]]
-        weights = _lagrange([length for length, _ in nodes], seq_len)
-        base = nodes[0][1].base
+        weights, divisor = _lagrange([length for length, _ in nodes], seq_len)
 
         def blend(columns: list[tuple[int, ...]]) -> tuple[int, ...]:
-            return tuple(max(0, _ceil(sum(w * v for w, v in zip(weights, row)))) for row in zip(*columns))
+            a, b, c = weights
+            return tuple([max(0, -(-(a * x + b * y + c * z) // divisor)) for x, y, z in zip(*columns)])
 
+        def trace(traces: list[Trace]) -> Trace:
+            facts = replace(traces[0].facts, seq_len=seq_len)
+            return replace(traces[0], sizes=blend([t.sizes for t in traces]), facts=facts)
+
+        singles = [law.single for _, law in nodes if law.single is not None]
         return MemoryLaw(
-            base=replace(
-                base,
-                sizes=blend([law.base.sizes for _, law in nodes]),
-                facts=replace(base.facts, seq_len=seq_len),
-            ),
+            base=trace([law.base for _, law in nodes]),
             rises=blend([law.rises for _, law in nodes]),
             span=nodes[0][1].span,
+            single=trace(singles) if len(singles) == len(nodes) else None,
         )
 
 
@@ -305,17 +309,12 @@ def _ordered(events: tuple[int, ...]) -> list[int]:
     return ordered + sorted(run)
 
 
-def _lagrange(nodes: list[int], at: int) -> list[Fraction]:
-    """Weights that carry values at three `nodes` to `at` along a parabola."""
-    weights = []
-    for i, node in enumerate(nodes):
-        weight = Fraction(1)
-        for j, other in enumerate(nodes):
-            if i != j:
-                weight *= Fraction(at - other, node - other)
-        weights.append(weight)
-    return weights
-
-
-def _ceil(value: Fraction | int) -> int:
-    return -(-value.numerator // value.denominator)
+def _lagrange(nodes: list[int], at: int) -> tuple[list[int], int]:
+    """Weights that carry values at three `nodes` to `at` along a parabola, and the divisor of their sum."""
+    tops, bottoms = [], []
+    for node in nodes:
+        others = [other for other in nodes if other != node]
+        tops.append((at - others[0]) * (at - others[1]))
+        bottoms.append((node - others[0]) * (node - others[1]))
+    divisor = lcm(*bottoms)
+    return [top * (divisor // bottom) for top, bottom in zip(tops, bottoms)], divisor
