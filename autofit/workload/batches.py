@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from autofit.errors import UserError
 from autofit.workload.models import ResolvedModel, model_class
-from autofit.workload.tasks import Task, audio_frames, image_size
+from autofit.workload.tasks import Task, audio_frames, image_channels, image_size
 
 IGNORED = -100  #: label that cross entropy leaves out
 MASKED_FRACTION = 0.15
@@ -55,7 +55,7 @@ class SyntheticDataset(Dataset[Sample]):
         self._size = size
         self._pool = [make(resolved.config, length, generator) for _ in range(count)]
         if padded:
-            self._pool = [_pad(sample, resolved.config, length, generator) for sample in self._pool]
+            self._pool = [_pad(sample, length, generator) for sample in self._pool]
 
     def __len__(self) -> int:
         return self._size
@@ -124,17 +124,17 @@ def _tokens(config: Any, length: int, generator: torch.Generator) -> Sample:
     candidates = allowed.nonzero().squeeze(-1)
     picks = torch.randint(len(candidates), (length,), generator=generator)
     sample = {"input_ids": candidates[picks], "attention_mask": torch.ones(length, dtype=torch.int64)}
-    _end(sample["input_ids"], config, length)
+    _close(sample["input_ids"], config)
     if (getattr(text, "type_vocab_size", 0) or 0) > 1:
         sample["token_type_ids"] = torch.zeros(length, dtype=torch.int64)
     return sample
 
 
-def _end(tokens: torch.Tensor, config: Any, length: int) -> None:
+def _close(tokens: torch.Tensor, config: Any) -> None:
     """Close the sequence as tokenizers of encoder-decoders do: their classifiers read at the end token."""
     end = getattr(config, "eos_token_id", None)
     if config.is_encoder_decoder and isinstance(end, int) and 0 <= end < config.get_text_config().vocab_size:
-        tokens[length - 1] = end
+        tokens[-1] = end
 
 
 def _class_label(config: Any, generator: torch.Generator) -> torch.Tensor:
@@ -184,14 +184,21 @@ def _seq2seq_lm(config: Any, length: int, generator: torch.Generator) -> Sample:
 
 
 def _question_answering(config: Any, length: int, generator: torch.Generator) -> Sample:
-    """`start_positions` and `end_positions`, scalars, in order."""
+    """`start_positions` and `end_positions`, scalars, in order; separators for models that look for them."""
+    sample = _tokens(config, length, generator)
+    separator = getattr(config, "sep_token_id", None)
+    known = config.get_text_config().vocab_size
+    if (
+        isinstance(separator, int) and 0 <= separator < known and length >= 8
+    ):  # <s> question </s></s> context </s>
+        sample["input_ids"][[length // 4, length // 4 + 1, length - 1]] = separator
     ends = torch.randint(length, (2,), generator=generator).sort().values
-    return {**_tokens(config, length, generator), "start_positions": ends[0], "end_positions": ends[1]}
+    return {**sample, "start_positions": ends[0], "end_positions": ends[1]}
 
 
 def _image_classification(config: Any, length: int, generator: torch.Generator) -> Sample:
     """`pixel_values` (channels, height, width), normalised as processors do; `length` has no meaning."""
-    shape = (getattr(config, "num_channels", 3), *image_size(config))
+    shape = (image_channels(config), *image_size(config))
     return {
         "pixel_values": torch.randn(shape, generator=generator),
         "labels": _class_label(config, generator),
@@ -218,7 +225,7 @@ def _ctc(config: Any, length: int, generator: torch.Generator) -> Sample:
     return sample
 
 
-def _pad(sample: Sample, config: Any, length: int, generator: torch.Generator) -> Sample:
+def _pad(sample: Sample, length: int, generator: torch.Generator) -> Sample:
     """Mask the end of the sample; labels there do not count. Samples without a mask stay."""
     if "attention_mask" not in sample or length < 2:
         return sample
@@ -229,7 +236,7 @@ def _pad(sample: Sample, config: Any, length: int, generator: torch.Generator) -
             padded[name] = sample[name].clone()
             padded[name][real:] = IGNORED if name == "labels" else 0
     if "input_ids" in sample:
-        _end(padded["input_ids"], config, real)
+        padded["input_ids"][real - 1] = sample["input_ids"][-1]  # the closing token moves with the end
     for name in ("start_positions", "end_positions"):
         if name in sample:
             padded[name] = sample[name].clamp(max=real - 1)

@@ -44,6 +44,7 @@ __all__ = [
     "load_objects",
     "model_class",
     "resolve",
+    "resolve_with",
 ]
 
 #: config fields that say where a config came from, not what model it makes
@@ -89,7 +90,11 @@ def resolve(workload: Workload) -> ResolvedModel:
     Raises:
         UserError: see `find_config`, `check_task`, `sequence_length` and `load_objects`.
     """
-    objects = load_objects(workload.objects_path) if workload.objects_path else None
+    return resolve_with(workload, load_objects(workload.objects_path) if workload.objects_path else None)
+
+
+def resolve_with(workload: Workload, objects: LiveObjects | None) -> ResolvedModel:
+    """As `resolve`, with the live objects already loaded (None = there are none)."""
     if objects is not None and objects.is_live:
         return _resolve_module(workload, objects)
     if objects is not None and objects.config is not None:
@@ -167,11 +172,23 @@ def build(
     if objects is not None and objects.is_live:
         model = objects.model if objects.model is not None else _called(objects, device=device)
         model = _as_dtype(model, dtype).to(device)
+        if isinstance(model, PreTrainedModel):
+            _prepare(model.config, resolved.task)
+            _set_attention(model, attn_implementation or resolved.attn_implementation)
     else:
         construct = functools.partial(_construct, resolved, attn_implementation, dtype)
         model = _blamed(construct, device, f"model {resolved.name!r} cannot be built")
-    _prepare(model, resolved.task)
     return model.train()
+
+
+def _set_attention(model: PreTrainedModel, implementation: str | None) -> None:
+    if implementation is None:
+        return
+    try:
+        model.set_attn_implementation(implementation)
+    except (ValueError, ImportError) as error:
+        message = f"the model does not take attention {implementation!r}: {first_line(error)}"
+        raise UserError(message) from error
 
 
 def model_class(resolved: ResolvedModel) -> type:
@@ -188,10 +205,8 @@ def _construct(
     config = copy.deepcopy(resolved.config)
     if config is None or resolved.task is None:
         raise UserError(f"model {resolved.name!r} cannot be built without a config and a task")
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
-    if resolved.task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = _substitute_padding(config)
+    config.architectures = config.architectures or []  # the auto classes iterate over it
+    _prepare(config, resolved.task)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": resolved.trust_remote_code}
     attention = attn_implementation or resolved.attn_implementation
     if attention is not None:
@@ -226,7 +241,7 @@ def _called(objects: LiveObjects, *, device: str) -> torch.nn.Module:
     def run(where: str) -> Any:
         # Only `meta` is imposed: elsewhere the user's function decides, as it does under the Trainer.
         place = torch.device("meta") if where == "meta" else contextlib.nullcontext()
-        with place, _quick(where):
+        with place, _quick("meta" if where == "meta" else "cpu"):
             return make()
 
     model = _blamed(run, device, "the function that builds the model raised")
@@ -258,13 +273,12 @@ def _as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     return model
 
 
-def _prepare(model: torch.nn.Module, task: Task | None) -> None:
-    config = getattr(model, "config", None)
-    if isinstance(config, PretrainedConfig):
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
-        if task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = _substitute_padding(config)
+def _prepare(config: PretrainedConfig, task: Task | None) -> None:
+    """Settings that training needs: no key-value cache, and padding for decoders that classify."""
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = _substitute_padding(config)
 
 
 def _substitute_padding(config: PretrainedConfig) -> int:

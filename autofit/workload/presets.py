@@ -97,4 +97,9 @@ def nearest(name: str, count: int = 3) -> tuple[str, ...]:
 def suggestion(name: str) -> str:
     """One line that leads from an unknown name to a preset."""
     near = nearest(name)
-    return f"did you mean {' or '.join(near)}?" if near else f"bundled presets: {', '.join(names())}"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return (
+        f"give a path, a hub name, or one of {len(HUB_NAMES)} bundled presets, "
+        "e.g. bert-base-uncased, gpt2, t5-base, llama-3.2-1b"
+    )

@@ -220,14 +220,15 @@ def hub_reachable(timeout_seconds: float = REACH_SECONDS) -> bool:
 
     def knock() -> None:
         try:
-            get_session().head(constants.ENDPOINT, timeout=timeout_seconds)
+            response = get_session().head(constants.ENDPOINT, timeout=timeout_seconds)
         except Exception:  # the client's error types differ between its versions; any of them means no
             return
-        answered.set()
+        if response.status_code < 500:  # a proxy answers 502 to 504 for a hub that it cannot reach
+            answered.set()
 
     thread = threading.Thread(target=knock, daemon=True)
     thread.start()
-    thread.join(timeout_seconds)
+    thread.join(timeout_seconds + 0.5)
     return answered.is_set()
 
 

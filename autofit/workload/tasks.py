@@ -164,20 +164,20 @@ def default_task(config: PretrainedConfig) -> Task:
     for task in _preferences(config, possible):
         if task in possible:
             return task
+    can = f"it can be tried as {', '.join(possible)}: name one with --task" if possible else None
     raise UserError(
-        f"no known task for a model of type {config.model_type!r}",
-        hint=f"models for these tasks can be searched: {', '.join(Task)}",
+        f"a model of type {config.model_type!r} is usually trained for something that is not searched here",
+        hint=can or f"models for these tasks can be searched: {', '.join(Task)}",
     )
 
 
 def _preferences(config: PretrainedConfig, possible: tuple[Task, ...]) -> tuple[Task, ...]:
-    order: list[Task] = []
     if getattr(config, "is_encoder_decoder", False):
-        order.append(Task.SEQ2SEQ_LM)
-    order.append(Task.CTC)
-    if Task.MASKED_LM in possible:  # an encoder, even where it could also be run as a decoder
-        order += [Task.SEQUENCE_CLASSIFICATION, Task.MASKED_LM]
-    return (*order, Task.CAUSAL_LM, Task.SEQUENCE_CLASSIFICATION, *Task)
+        return (Task.SEQ2SEQ_LM,)
+    if Task.MASKED_LM in possible and not getattr(config, "is_decoder", False):
+        # an encoder, even where it could also be run as a decoder
+        return (Task.CTC, Task.SEQUENCE_CLASSIFICATION, *Task)
+    return (Task.CTC, Task.CAUSAL_LM, *Task)
 
 
 def task_of_class(class_name: str) -> Task | None:
@@ -272,7 +272,7 @@ def _image_patches(asked: int | None, config: PretrainedConfig) -> int:
             hint="leave it out: the image size comes from the model's config",
         )
     height, width = image_size(config)
-    patch = getattr(config, "patch_size", None)
+    patch = getattr(_vision(config), "patch_size", None)
     if not isinstance(patch, int) or patch < 1:
         return 1
     return max(1, (height // patch) * (width // patch))
@@ -280,5 +280,14 @@ def _image_patches(asked: int | None, config: PretrainedConfig) -> int:
 
 def image_size(config: PretrainedConfig) -> tuple[int, int]:
     """Height and width in pixels; 224 x 224 where the config does not say (convolutional models)."""
-    size: Any = getattr(config, "image_size", None) or 224
+    size: Any = getattr(_vision(config), "image_size", None) or 224
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def image_channels(config: PretrainedConfig) -> int:
+    """Colour channels of an image; 3 where the config does not say."""
+    return int(getattr(_vision(config), "num_channels", None) or 3)
+
+
+def _vision(config: PretrainedConfig) -> Any:
+    return getattr(config, "vision_config", None) or config
