@@ -91,7 +91,7 @@ def arguments_call(result: TuneResult, *, output_dir: str = OUTPUT_DIR) -> list[
     """The lines of `TrainingArguments(...)`, one keyword a line, the exact product in a comment."""
     keywords = {"output_dir": output_dir, **arguments(result)}
     lines = [f"    {name}={_literal(value)}," for name, value in keywords.items()]
-    return [f"TrainingArguments(  # {effective_batch(result)}", *lines, ")"]
+    return ["TrainingArguments(", f"    # {effective_batch(result)}", *lines, ")"]
 
 
 def model_line(result: TuneResult) -> str | None:

@@ -11,6 +11,7 @@ from autofit.measurement import Interval
 from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 
 PROSE_WIDTH = 100  #: longer lines are hard to read, however wide the terminal
+NARROWEST_CELL = 12
 NARROWEST = 60  #: below this the terminal may wrap by itself: nothing is cut off
 
 ROLE_NAMES: Mapping[Role, str] = {
@@ -27,8 +28,8 @@ REASON_NAMES: Mapping[Reason, str] = {
     Reason.ALLOCATOR_THRASH: "fits only by thrashing",
     Reason.NON_FINITE_LOSS: "loss not finite",
     Reason.ALL_STEPS_SKIPPED: "every step skipped",
-    Reason.PREDICTED_TOO_BIG: "skipped: predicted not to fit",
-    Reason.DOMINATED: "skipped: cannot fit",
+    Reason.PREDICTED_TOO_BIG: "skipped",
+    Reason.DOMINATED: "skipped",
     Reason.KNOB_WITHOUT_EFFECT: "a knob had no effect",
     Reason.TIMEOUT: "timed out",
     Reason.CRASH: "crashed",
@@ -103,12 +104,14 @@ def describe(config: TrialConfig) -> str:
     return ", ".join(parts)
 
 
-def says(failure: Failure) -> str:
-    """What became of a trial without measurement: `did not fit: CUDA out of memory ... (in backward)`."""
+def says(failure: Failure, *more: str) -> str:
+    """What became of a trial without measurement: `did not fit: CUDA out of memory ... (in backward; MORE)`."""
     message = " ".join(failure.message.split())
     name = REASON_NAMES[failure.reason]
     text = name if not message or message == name else f"{name}: {message}"
-    return f"{text} (in {failure.phase})" if failure.phase and failure.phase not in message else text
+    phase = f"in {failure.phase}" if failure.phase and failure.phase not in message else ""
+    aside = "; ".join(filter(None, (phase, *more)))
+    return f"{text} ({aside})" if aside else text
 
 
 def standing(record: TrialRecord) -> int:
@@ -132,9 +135,9 @@ def wrapped(text: str, width: int, *, indent: str = "", hanging: str | None = No
 
 
 def text_table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, indent: str = "  "
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, gap: int = 2
 ) -> list[str]:
-    """Return a header and the rows as aligned lines; what folds shares the room that the other columns leave.
+    """Return a header and the rows as lines, indented by two; where room is short, what folds narrows, widest first.
 
     Columns that are empty in every row are left out. Nothing is cut: a cell that is too long goes on in the next line.
 
@@ -142,16 +145,14 @@ def text_table(
         columns: one per cell.
         rows: cells as text.
         width: characters of a line.
-        indent: before each line.
+        gap: spaces between columns.
     """
     used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     sizes = {i: max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in used}
-    room = max(NARROWEST, width) - len(indent) - 2 * (len(used) - 1)
+    room = max(NARROWEST, width) - 2 - gap * (len(used) - 1)
     folding = [i for i in used if columns[i].folds]
-    left = room - sum(sizes[i] for i in used if i not in folding)
-    for position, i in enumerate(folding):
-        sizes[i] = max(12, min(sizes[i], left // (len(folding) - position)))
-        left -= sizes[i]
+    while sum(sizes.values()) > room and any(sizes[i] > NARROWEST_CELL for i in folding):
+        sizes[max(folding, key=lambda i: sizes[i])] -= 1
     lines = []
     for row in [[c.title for c in columns], *rows]:
         cells = [textwrap.wrap(row[i], sizes[i], break_on_hyphens=False) or [""] for i in used]
@@ -161,5 +162,5 @@ def text_table(
                 t.rjust(sizes[i]) if columns[i].right else t.ljust(sizes[i])
                 for i, t in zip(used, texts, strict=True)
             ]
-            lines.append((indent + "  ".join(padded)).rstrip())
+            lines.append(("  " + (" " * gap).join(padded)).rstrip())
     return lines

@@ -29,6 +29,7 @@ ARGUMENT_DEFAULTS: Mapping[str, Any] = {
     "dataloader_pin_memory": True,
     "use_cpu": False,
 }
+SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)
 GPU = Device(
     kind="cuda",
     name="NVIDIA A100-SXM4-80GB",
@@ -158,7 +159,7 @@ def make_result(
         "cost": Cost(
             seconds=75.0,
             device_seconds=61.0,
-            trials=sum(r.outcome is not Outcome.SKIPPED for r in records),
+            trials=sum(r.outcome is not Outcome.SKIPPED and r.role in SEARCH_ROLES for r in records),
             out_of_memory=sum(r.outcome is Outcome.INFEASIBLE for r in records),
             break_even_hours={name: break_even_hours(75.0, ratio) for name, ratio in speedup.items()},
         ),
