@@ -8,7 +8,7 @@ inside: weight dtype, autocast dtype and fp32 matmul mode are three separate thi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -161,3 +161,20 @@ class TrialConfig:
         parts.append(self.optim)
         parts += [f"{k}={v}" for k, v in self.extra]
         return " ".join(parts)
+
+
+def parse_precisions(names: Sequence[str] | str | None) -> tuple[Precision, ...] | None:
+    """Precisions from names (or one string with commas); None stays None.
+
+    Raises:
+        UserError: an unknown name, or no name at all.
+    """
+    if names is None:
+        return None
+    wanted = [str(name).strip() for name in (names.split(",") if isinstance(names, str) else names)]
+    for name in wanted:
+        if name not in set(Precision):
+            raise UserError(f"unknown precision {name!r}", hint=f"choose from {', '.join(Precision)}")
+    if not wanted:
+        raise UserError("an empty list of precisions", hint="leave it out to search them all")
+    return tuple(dict.fromkeys(Precision(name) for name in wanted))

@@ -12,13 +12,14 @@ from typing import Any
 from autofit import nvml
 from autofit.arguments import KNOWN_DEFAULTS
 from autofit.assemble import assemble
-from autofit.config import Precision
+from autofit.config import parse_precisions
 from autofit.device import Device
 from autofit.errors import UserError
 from autofit.files import check_writable
 from autofit.landscape import Landscape
-from autofit.predict import MemoryModel
-from autofit.process import ProcessRunner
+from autofit.prediction import Predictor, predictor_for
+from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
+from autofit.protocol import Kind
 from autofit.result import TuneResult, Warning
 from autofit.runner import Runner
 from autofit.search import Observer, Search, Silent, Terms
@@ -39,7 +40,7 @@ class Scene:
         space: what may run.
         capabilities: why not the rest.
         facts: a child's answer to `describe`, or what a landscape says of itself.
-        memory: predicts memory; None = nothing is predicted.
+        predictor: limit -> forecasts of memory and time; None = nothing is predicted.
         warnings: what is known to be worth a word already.
         replayed: whether a landscape stands for the device.
     """
@@ -48,7 +49,7 @@ class Scene:
     device: Device
     space: Space
     facts: Mapping[str, Any]
-    memory: MemoryModel | None = None
+    predictor: Predictor | None = None
     warnings: tuple[Warning, ...] = ()
     replayed: bool = False
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -169,9 +170,10 @@ def run_search(
         raise UserError(f"unknown sampler {spec.sampler!r}", hint=f"choose from {', '.join(SAMPLERS)}")
     if study is not None:
         check_writable(study, what="study file")
-    scene_of = _replayed_scene(spec, landscape) if landscape is not None else _real_scene(spec)
+    observer = observer or Silent()
+    scene_of = _replayed_scene(spec, landscape) if landscape is not None else _real_scene(spec, observer)
     with scene_of as scene:
-        return _search_in(scene, spec, study, observer or Silent())
+        return _search_in(scene, spec, study, observer)
 
 
 def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer) -> TuneResult:
@@ -183,13 +185,15 @@ def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, ob
     limit = memory_limit(spec, scene.device, stored)
     for removal in scene.space.removals:
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
+    forecast = scene.predictor(limit) if scene.predictor is not None else None
     sampler = make_sampler(
         spec.sampler,
         space=scene.space,
         seed=spec.seed,
         tolerance=spec.tolerance,
         memory_limit_bytes=limit,
-        memory=scene.memory,
+        memory=forecast,
+        prior=forecast,
     )
     study = TrialStudy(open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
     search = Search(
@@ -208,7 +212,7 @@ def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, ob
         space=scene.space,
         study=study,
         runner=scene.runner,
-        memory=scene.memory,
+        memory=forecast,
         observer=observer,
     )
     finding = search.run()
@@ -296,7 +300,7 @@ def choose_device(asked: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _real_scene(spec: SearchSpec) -> Iterator[Scene]:
+def _real_scene(spec: SearchSpec, observer: Observer) -> Iterator[Scene]:
     name = choose_device(spec.device)
     with ProcessRunner(spec.workload, name) as runner:
         facts = runner.describe()
@@ -311,11 +315,20 @@ def _real_scene(spec: SearchSpec) -> Iterator[Scene]:
             checkpointing=spec.checkpointing,
             batch_sizes=spec.batch_sizes,
         )
+        predictor = predictor_for(
+            device=device,
+            workload=spec.workload,
+            facts=model,
+            space=space,
+            ask=lambda payload: runner.ask(Kind.ESTIMATE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS),
+            say=observer.note,
+        )
         yield Scene(
             runner=runner,
             device=device,
             space=space,
             facts=facts,
+            predictor=predictor,
             warnings=tuple(Warning(code="model", message=text) for text in model["warnings"]),
             argument_defaults=facts["argument_defaults"],
         )
@@ -401,21 +414,6 @@ def _names(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
     if not cleaned:
         raise UserError("an empty list of choices", hint="leave the option out to search them all")
     return cleaned
-
-
-def parse_precisions(value: Sequence[str] | str | None) -> tuple[Precision, ...] | None:
-    """Precisions from names; None stays None.
-
-    Raises:
-        UserError: an unknown name.
-    """
-    names = _names(value)
-    if names is None:
-        return None
-    for name in names:
-        if name not in set(Precision):
-            raise UserError(f"unknown precision {name!r}", hint=f"choose from {', '.join(Precision)}")
-    return tuple(Precision(name) for name in names)
 
 
 def _whole(value: Any, what: str) -> int | None:

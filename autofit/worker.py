@@ -53,7 +53,8 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
     with os.fdopen(answer_fd, "wb") as pipe:
         channel = Channel(pipe)
         try:
-            _prove_threads_work()
+            if kind is not Kind.ESTIMATE:  # which computes nothing, and forks workers of its own
+                _prove_threads_work()
             channel.send(Event.STARTED)
             answer: dict[str, Any] = {"payload": _handler(kind)(payload, channel)}
         except UserError as error:

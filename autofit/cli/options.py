@@ -128,7 +128,7 @@ def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
     Raises:
         UserError: no effective batch, or a value out of range.
     """
-    from autofit.tuning import parse_precisions
+    from autofit.config import parse_precisions
 
     if values.get("effective_batch") is None:
         raise UserError("no effective batch given", hint="say how many samples an optimizer step sees, e.g. --effective-batch 64")

@@ -1,7 +1,7 @@
 """The child that answers "how much memory": many configurations of a model in one process, one import of the libraries.
 
 Request:  `{"requests": [TraceRequest, ...], "batches": [1, 2, 4]}`; `batches` may be left out. `batch` of a request is used only where
-          no law can be made.
+          no law can be made. `workers` processes trace at a time (1 when left out).
 Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason", "seconds"}, ...]}`, in the order of the requests. `law` is a
           `MemoryLaw` and `costs` a `CostLaw` as JSON; where the traces do not make a law, `trace` is the one at the request's own
           batch; where nothing can be traced both are None and `reason` says why, for the closed formula to answer instead.
@@ -9,6 +9,7 @@ Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason", "seconds"}, .
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,16 +36,20 @@ def answer_estimate(payload: Mapping[str, Any], channel: Reporter | None = None)
         UserError: a request that is impossible, or a model that cannot be built.
     """
     batches = tuple(payload.get("batches") or BATCHES)
-    answers: dict[str, dict[str, Any]] = {}
-    keys = []
-    for data in payload["requests"]:
-        request = TraceRequest.from_json(data)
-        key = request.class_key()
-        keys.append(key)
-        if key not in answers:
+    requests = {r.class_key(): r for r in map(TraceRequest.from_json, payload["requests"])}
+    workers = min(int(payload.get("workers") or 1), len(requests))
+    if workers > 1:
+        # Forked from a process that has done nothing but import: no thread pool, no patched device is inherited.
+        with multiprocessing.get_context("fork").Pool(workers) as pool:
+            found = pool.starmap(answer, [(request, batches) for request in requests.values()], chunksize=1)
+    else:
+        found = []
+        for request in requests.values():
             if channel is not None:
                 channel.enter(f"trace {request.config.label()}")
-            answers[key] = {"key": key, **answer(request, batches)}
+            found.append(answer(request, batches))
+    answers = {key: {"key": key, **one} for key, one in zip(requests, found)}
+    keys = [TraceRequest.from_json(data).class_key() for data in payload["requests"]]
     return {"answers": [answers[key] for key in keys]}
 
 

@@ -1,0 +1,393 @@
+"""How much memory a training takes, answered without running it: `autofit.estimate` and what is behind `autofit estimate`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit import cards
+from autofit.baselines import DEFAULT_BATCH
+from autofit.config import Precision, TrialConfig
+from autofit.errors import UserError
+from autofit.laws import Ask, ClassLaws, Setting, collect, law_class
+from autofit.memory.anatomy import dissect
+from autofit.memory.formula import ModelShape, estimate_by_formula
+from autofit.modelfacts import load_facts, store_facts
+from autofit.process import ProcessRunner
+from autofit.protocol import Kind
+from autofit.space import DEFAULT_OPTIMS, divisors
+from autofit.spec import Workload
+from autofit.units import MIB, parse_size
+
+SCHEMA, VERSION = "autofit/estimate", 1
+TYPICAL_CONTEXT_BYTES = 450 * MIB  #: of recent cards with lazily loaded kernels, see `cards`
+TYPICAL_CAPABILITY = "8.0"
+ESTIMATE_TIMEOUT_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The device that is asked about.
+
+    Attributes:
+        name: for the reader.
+        memory_bytes: what a run may use, context included; None = not said.
+        context_bytes: what is lost before the first tensor.
+        compute_capability: decides kernels and workspaces.
+        precisions: native ones.
+        warnings: what was assumed.
+    """
+
+    name: str
+    memory_bytes: int | None
+    context_bytes: int
+    compute_capability: str
+    precisions: tuple[Precision, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Predicted peak memory of one configuration on one device. All sizes in bytes.
+
+    Attributes:
+        config: what was asked.
+        device: name of the card, or of the memory size.
+        memory_bytes: what a run may use there, context included; None = not said.
+        peak_allocated_bytes: most bytes in live tensors.
+        peak_reserved_bytes: most bytes that the caching allocator holds when memory is no limit.
+        min_capacity_bytes: smallest memory (context not counted) in which the training survives.
+        context_bytes: what the device loses before the first tensor.
+        device_used_bytes: context + peak reserved: what the driver shows.
+        anatomy: the parts at the peak and where the peak is, see `memory.anatomy`.
+        fits: whether it survives in `memory_bytes`; None when that was not said.
+        confidence: `traced` (within about a percent at fixed shapes) or `formula` (see `warnings` for its usual error).
+        warnings: one sentence each.
+    """
+
+    config: TrialConfig
+    device: str
+    memory_bytes: int | None
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    min_capacity_bytes: int
+    context_bytes: int
+    device_used_bytes: int
+    anatomy: Mapping[str, Any]
+    fits: bool | None
+    confidence: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """Memory that would be left at the smallest footprint; negative when it does not fit; None without a size."""
+        return None if self.memory_bytes is None else self.memory_bytes - self.context_bytes - self.min_capacity_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `autofit estimate --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            **asdict(self),
+            "config": self.config.to_json(),
+            "anatomy": dict(self.anatomy),
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """Largest per-device batch of one class that fits; 0 when not even 1 does, None when it could not be predicted."""
+
+    precision: Precision
+    gradient_checkpointing: bool
+    optim: str
+    batch_size: int | None
+    note: str | None = None
+
+
+def estimate(
+    model: Any,
+    *,
+    batch_size: int | None = None,
+    effective_batch: int | None = None,
+    task: str | None = None,
+    seq_len: int | None = None,
+    precision: str = "fp32",
+    checkpointing: bool = False,
+    optim: str = "adamw_torch_fused",
+    attn_implementation: str | None = None,
+    gpu: str | None = None,
+    memory: str | int | None = None,
+    padded: bool = False,
+    trust_remote_code: bool = False,
+) -> MemoryEstimate:
+    """Predict the peak memory of a training without running it.
+
+    Two optimizer steps of the real model are traced on tensors that do not exist, and the allocations are replayed through a model of
+    PyTorch's caching allocator. Works on a machine without a GPU, for any card.
+
+    Args:
+        model: as for `tune`: a name, a path, a config, a module, or a function that builds one.
+        batch_size: per-device batch; None = 8, or the largest divisor of `effective_batch` up to 8.
+        effective_batch: samples per optimizer step; None = the batch size (no accumulation).
+        task, seq_len, precision, checkpointing, optim, attn_implementation: of the training.
+        gpu: a card's name (`A100-80GB`); None = only `memory` counts.
+        memory: bytes of the device that the run may use; None = all of `gpu`.
+        padded: whether batches hold padding, so that attention needs a mask.
+        trust_remote_code: whether the model's own code may run.
+
+    Raises:
+        UserError: an input cannot be used.
+    """
+    target = target_of(gpu, memory)
+    config = config_of(
+        batch_size=batch_size, effective_batch=effective_batch, precision=precision, checkpointing=checkpointing, optim=optim
+    )
+    with subject_of(model, task=task, seq_len=seq_len, attn=attn_implementation, trust_remote_code=trust_remote_code) as workload:
+        return estimate_all(workload, [config], target, padded=padded)[0]
+
+
+def config_of(
+    *, batch_size: int | None, effective_batch: int | None, precision: str, checkpointing: bool, optim: str
+) -> TrialConfig:
+    """The configuration that is meant.
+
+    Raises:
+        UserError: a batch below 1, or one that does not divide the effective batch.
+    """
+    for name, value in (("batch size", batch_size), ("effective batch", effective_batch)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UserError(f"{name} must be a positive whole number, got {value!r}")
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH if effective_batch is None else max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
+    effective_batch = effective_batch or batch_size
+    if effective_batch % batch_size:
+        near = [d for d in divisors(effective_batch) if d <= batch_size][-1]
+        raise UserError(
+            f"batch size {batch_size} does not divide the effective batch {effective_batch} exactly", hint=f"the next smaller that does is {near}"
+        )
+    return TrialConfig(
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=effective_batch // batch_size,
+        gradient_checkpointing=checkpointing,
+        precision=Precision(precision) if precision in set(Precision) else precision,  # type: ignore[arg-type]
+        optim=optim,
+    )
+
+
+def target_of(gpu: str | None, memory: str | int | None) -> Target:
+    """The device that is meant.
+
+    Raises:
+        UserError: an unknown card (with the nearest names), or a size that is none.
+    """
+    size = None if memory is None else parse_size(memory, what="memory")
+    if gpu is None:
+        warnings = [f"no card was named: compute capability {TYPICAL_CAPABILITY} and a context of {TYPICAL_CONTEXT_BYTES // MIB} MiB are assumed"]
+        name = "an unnamed card"
+        precisions = tuple(p for p in Precision if p is not Precision.PURE_BF16)
+        return Target(
+            name=name,
+            memory_bytes=size,
+            context_bytes=TYPICAL_CONTEXT_BYTES,
+            compute_capability=TYPICAL_CAPABILITY,
+            precisions=precisions,
+            warnings=tuple(warnings),
+        )
+    card = cards.find(gpu)
+    warnings = [f"figures of {card.name} are approximate"] if card.approximate else []
+    if size is not None and size > card.usable_bytes:
+        raise UserError(f"--memory is more than {card.name} has", hint="leave it out to use all of the card")
+    capability = TYPICAL_CAPABILITY if card.is_amd else card.compute_capability
+    if card.is_amd:
+        warnings.append("AMD card: kernels of an NVIDIA card of compute capability 8.0 were assumed")
+    return Target(
+        name=card.name,
+        memory_bytes=size or card.usable_bytes,
+        context_bytes=card.context_bytes,
+        compute_capability=capability,
+        precisions=cards.precisions(card),
+        warnings=tuple(warnings),
+    )
+
+
+def estimate_all(
+    workload: Workload, configs: Sequence[TrialConfig], target: Target, *, padded: bool = False
+) -> list[MemoryEstimate]:
+    """One estimate per configuration, in order."""
+    with _asking(workload) as (facts, ask):
+        setting = Setting(workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded)
+        laws = collect(setting, configs, ask, single=any(c.per_device_train_batch_size == 1 for c in configs))
+        return [_estimate(setting, config, laws[law_class(setting, config)], target) for config in configs]
+
+
+def largest_batches(
+    workload: Workload,
+    target: Target,
+    *,
+    effective_batch: int | None = None,
+    precisions: Sequence[Precision] | None = None,
+    optims: Sequence[str] | None = None,
+    checkpointing: Sequence[bool] | None = None,
+    padded: bool = False,
+) -> list[LargestBatch]:
+    """Largest per-device batch for every precision x checkpointing x optimizer on the target.
+
+    Args:
+        effective_batch: only its divisors count (and accumulation is as it then must be); None = any batch, with accumulation.
+
+    Raises:
+        UserError: the target's memory was not said.
+    """
+    if target.memory_bytes is None:
+        raise UserError("--max-batch needs the device's memory", hint="name a card with --gpu or a size with --memory")
+    room = target.memory_bytes - target.context_bytes
+    configs = [
+        TrialConfig(
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            gradient_checkpointing=on,
+            precision=precision,
+            optim=optim,
+        )
+        for precision in (precisions or target.precisions)
+        for on in (checkpointing or (False, True))
+        for optim in (optims or DEFAULT_OPTIMS)
+    ]
+    with _asking(workload) as (facts, ask):
+        setting = Setting(workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded)
+        laws = collect(setting, configs, ask, workers=max(1, os.cpu_count() or 1), single=True)
+    rows = []
+    for config in configs:
+        found = laws[law_class(setting, config)]
+        size = None if found.laws is None else found.laws.memory.max_batch(room)
+        if size and effective_batch is not None:
+            size = max(d for d in divisors(effective_batch) if d <= size)
+        rows.append(
+            LargestBatch(
+                precision=config.precision,
+                gradient_checkpointing=config.gradient_checkpointing,
+                optim=config.optim,
+                batch_size=size,
+                note=found.reason,
+            )
+        )
+    return rows
+
+
+@contextlib.contextmanager
+def subject_of(
+    model: Any, *, task: str | None, seq_len: int | None, attn: str | None, trust_remote_code: bool
+) -> Iterator[Workload]:
+    """The workload of a name or of a live object (which travels in a private file)."""
+    more = {"task": task, "seq_len": seq_len, "attn_implementation": attn, "trust_remote_code": trust_remote_code}
+    if isinstance(model, str | Path):
+        yield Workload(model=str(model), **more)  # type: ignore[arg-type]
+        return
+    from autofit.objects import ObjectFile
+
+    with ObjectFile({"model": model}) as file:
+        yield Workload(model=f"<{type(model).__name__}>", objects_path=file.path, **more)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _asking(workload: Workload) -> Iterator[tuple[dict[str, Any], Ask]]:
+    """(facts about the model, how to ask for laws); a child is started only when the caches do not know."""
+    with contextlib.ExitStack() as stack:
+        started: list[ProcessRunner] = []
+
+        def runner() -> ProcessRunner:
+            if not started:
+                started.append(stack.enter_context(ProcessRunner(workload, "cpu")))
+            return started[0]
+
+        facts = None if workload.objects_path is not None else load_facts(workload)
+        if facts is None:
+            facts = runner().describe()["model"]
+            store_facts(workload, facts)
+        yield facts, lambda payload: runner().ask(Kind.ESTIMATE, payload, timeout=ESTIMATE_TIMEOUT_SECONDS)
+
+
+def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: Target) -> MemoryEstimate:
+    if found.laws is None:
+        return _by_formula(setting, config, found.reason or "", target)
+    law, batch = found.laws.memory, config.per_device_train_batch_size
+    peaks = law.predict(batch)
+    anatomy = dissect(
+        law.trace(batch), context_bytes=target.context_bytes, seen=law.replay(batch), reserved_bytes=peaks.peak_reserved_bytes
+    )
+    return MemoryEstimate(
+        config=config,
+        device=target.name,
+        memory_bytes=target.memory_bytes,
+        peak_allocated_bytes=peaks.peak_allocated_bytes,
+        peak_reserved_bytes=peaks.peak_reserved_bytes,
+        min_capacity_bytes=peaks.min_capacity_bytes,
+        context_bytes=target.context_bytes,
+        device_used_bytes=target.context_bytes + peaks.peak_reserved_bytes,
+        anatomy=anatomy.to_json(),
+        fits=_fits(target, peaks.min_capacity_bytes),
+        confidence="traced",
+        warnings=target.warnings,
+    )
+
+
+def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Target) -> MemoryEstimate:
+    facts = setting.facts
+    shape = ModelShape(
+        n_params=facts["n_params"],
+        n_trainable=facts.get("n_trainable_params"),
+        hidden_size=facts.get("hidden_size"),
+        layers=facts.get("num_layers"),
+        heads=facts.get("num_heads"),
+        vocab_size=facts.get("vocab_size") if str(facts.get("task", "")).endswith("-lm") else None,
+        seq_len=facts.get("seq_len"),
+    )
+    answer = estimate_by_formula(
+        shape,
+        batch=config.per_device_train_batch_size,
+        precision=config.precision,
+        optim=config.optim,
+        checkpointing=config.gradient_checkpointing,
+        accumulates=config.gradient_accumulation_steps > 1,
+        fused_attention=(setting.workload.attn_implementation or facts.get("attn_implementation")) == "sdpa",
+    )
+    total = answer.peaks.peak_reserved_bytes + target.context_bytes
+    parts = {str(kind): size for kind, size in answer.kinds.items()} | {"context": target.context_bytes}
+    error = "a lower bound" if answer.usual_error is None else f"usually within {answer.usual_error:.0%}"
+    return MemoryEstimate(
+        config=config,
+        device=target.name,
+        memory_bytes=target.memory_bytes,
+        peak_allocated_bytes=answer.peaks.peak_allocated_bytes,
+        peak_reserved_bytes=answer.peaks.peak_reserved_bytes,
+        min_capacity_bytes=answer.peaks.min_capacity_bytes,
+        context_bytes=target.context_bytes,
+        device_used_bytes=total,
+        anatomy={"parts": {name: {"bytes": size, "share": round(size / total, 6)} for name, size in parts.items()}, "peak": None},
+        fits=_fits(target, answer.peaks.min_capacity_bytes),
+        confidence="formula",
+        warnings=(*target.warnings, f"this could not be traced ({reason}): a closed formula answered, {error}", *answer.notes),
+    )
+
+
+def _fits(target: Target, capacity_bytes: int) -> bool | None:
+    return None if target.memory_bytes is None else target.context_bytes + capacity_bytes <= target.memory_bytes
+
+
+def largest_json(workload: Workload, target: Target, rows: Sequence[LargestBatch]) -> dict[str, Any]:
+    """The document that `autofit estimate --max-batch --json` prints."""
+    return {
+        "schema": "autofit/largest-batch",
+        "version": VERSION,
+        "model": workload.model,
+        "device": target.name,
+        "memory_bytes": target.memory_bytes,
+        "rows": [asdict(row) for row in rows],
+        "warnings": list(target.warnings),
+    }

@@ -1,0 +1,153 @@
+"""Memory and cost laws of many configurations: from the cache, else traced by a child, else the reason why there is none.
+
+Configurations that share a class (precision but for tf32, checkpointing, optimizer, accumulation 1 or more, attention, ...) share one law for all
+batch sizes. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.config import Precision, TrialConfig
+from autofit.memory.cache import CachedLaws, LawKey, load_laws, store_laws
+from autofit.memory.law import MemoryLaw
+from autofit.memory.roofline import CostLaw
+from autofit.memory.trace.request import TraceRequest
+from autofit.spec import Workload
+
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
+VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes")
+SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassLaws:
+    """What is known of one class: laws, or why there are none."""
+
+    laws: CachedLaws | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All of a trace that is not the configuration.
+
+    Attributes:
+        workload: what is trained.
+        facts: a child's description of the model (`digest`, `task`, `seq_len`, ...).
+        compute_capability: of the card, `8.0`.
+        padded: whether batches hold padding.
+        label_smoothing_factor, max_grad_norm: as in TrainingArguments.
+    """
+
+    workload: Workload
+    facts: Mapping[str, Any]
+    compute_capability: str = "8.0"
+    padded: bool = False
+    label_smoothing_factor: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def request(self, config: TrialConfig) -> TraceRequest:
+        """The trace of `config`'s class at its own batch."""
+        return TraceRequest(
+            workload=self.workload,
+            config=config,
+            batch=config.per_device_train_batch_size,
+            seq_len=self.facts.get("seq_len"),
+            compute_capability=self.compute_capability,
+            padded=self.padded,
+            max_grad_norm=self.max_grad_norm,
+            label_smoothing_factor=self.label_smoothing_factor,
+        )
+
+    def cache_key(self, config: TrialConfig) -> LawKey:
+        """Where the class's laws are kept."""
+        precision = Precision.FP32 if config.precision is Precision.TF32 else config.precision
+        return LawKey(
+            model=str(self.facts["digest"]),
+            task=self.facts.get("task"),
+            seq_len=self.facts.get("seq_len"),
+            precision=str(precision),
+            optim=config.optim,
+            checkpointing="on" if config.gradient_checkpointing else "off",
+            attention=self.workload.attn_implementation,
+            compute_capability=self.compute_capability,
+            padded=self.padded,
+            accumulates=config.gradient_accumulation_steps > 1,
+            versions=versions(),
+            extra={
+                **dict(config.extra),
+                "label_smoothing_factor": self.label_smoothing_factor,
+                "max_grad_norm": self.max_grad_norm,
+            },
+        )
+
+
+def versions() -> dict[str, str]:
+    """Installed versions that decide what a training step allocates (read without importing them)."""
+    found = {}
+    for name in (*VERSIONED, "autofit-trainer"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def law_class(setting: Setting, config: TrialConfig) -> str:
+    """A string that is equal for configurations that share a law."""
+    return setting.request(config).class_key()
+
+
+def collect(
+    setting: Setting, configs: Iterable[TrialConfig], ask: Ask, *, workers: int = 1, single: bool = False
+) -> dict[str, ClassLaws]:
+    """Class -> laws, for all configurations.
+
+    Args:
+        setting: what is trained and for which card.
+        configs: whose classes are wanted.
+        ask: sends an estimate request to a child and returns its payload.
+        workers: processes that trace at a time.
+        single: whether batch 1, which has a structure of its own, is traced too (half as long again).
+    """
+    found: dict[str, ClassLaws] = {}
+    missing: dict[str, TrialConfig] = {}
+    for config in configs:
+        key = law_class(setting, config)
+        if key in found or key in missing:
+            continue
+        kept = load_laws(setting.cache_key(config))
+        if kept is not None and (kept.memory.single is not None or not single):
+            found[key] = ClassLaws(laws=kept)
+        else:
+            missing[key] = config
+    if missing:
+        found |= _traced(setting, missing, ask, workers=workers, single=single)
+    return found
+
+
+def _traced(
+    setting: Setting, missing: Mapping[str, TrialConfig], ask: Ask, *, workers: int, single: bool
+) -> dict[str, ClassLaws]:
+    payload = {
+        "requests": [setting.request(config).to_json() for config in missing.values()],
+        "batches": list(SINGLE_TRACE_BATCHES if single else LAW_BATCHES),
+        "workers": workers,
+    }
+    answers = ask(payload)["answers"]
+    found = {}
+    for (key, config), answer in zip(missing.items(), answers):
+        if answer["law"] is None:
+            found[key] = ClassLaws(laws=None, reason=str(answer["reason"]))
+            continue
+        laws = CachedLaws(
+            memory=MemoryLaw.from_json(answer["law"]),
+            cost=None if answer["costs"] is None else CostLaw.from_json(answer["costs"]),
+        )
+        store_laws(setting.cache_key(config), laws)
+        found[key] = ClassLaws(laws=laws)
+    return found
