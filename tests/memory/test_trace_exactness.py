@@ -19,7 +19,7 @@ from tests.memory.trace_subjects import (
 
 BATCH, LENGTH = 8, 64
 TOLERANCE = 0.001
-CONVOLUTION_TOLERANCE = 0.01  # oneDNN's convolutions take scratch memory in 16 bit that no dispatcher sees
+CONVOLUTION_TOLERANCE = 0.01  # oneDNN reorders the weights of 16-bit convolutions where no dispatcher sees it
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {"arguments": {"optim": "adamw_torch"}},

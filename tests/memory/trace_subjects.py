@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,13 @@ from autofit.memory.trace.record import build_model
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
 
+_SCRATCH_KERNELS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::mkldnn_convolution",
+    "aten::convolution_backward",
+)
 VOCAB, WIDTH, LAYERS, HEADS, LABELS = 512, 64, 2, 4, 2
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -67,13 +76,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     "distilbert": Architecture(
         config="DistilBertConfig",
         head="DistilBertForSequenceClassification",
-        options={"vocab_size": VOCAB, "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "hidden_dim": 2 * WIDTH},
+        options={
+            "vocab_size": VOCAB,
+            "dim": WIDTH,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "hidden_dim": 2 * WIDTH,
+        },
         labels="classes",
     ),
     "gpt2": Architecture(
         config="GPT2Config",
         head="GPT2LMHeadModel",
-        options={"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 130},
+        options={
+            "vocab_size": VOCAB,
+            "n_embd": WIDTH,
+            "n_layer": LAYERS,
+            "n_head": HEADS,
+            "n_positions": 130,
+        },
     ),
     "opt": Architecture(
         config="OPTConfig",
@@ -137,17 +158,44 @@ def real_peak(architecture: Architecture, settings: StepSettings, *, batch: int,
     torch.manual_seed(0)
     model = architecture.model()
     subject = StepSubject(model=model, make_batch=functools.partial(architecture.batch, batch, length))
-    idle = StorageTracer(TraceBuilder(), device_type="none", answer_scalars=False)  # never entered: watches nothing
+    idle = StorageTracer(
+        TraceBuilder(), device_type="none", answer_scalars=False
+    )  # never entered: watches nothing
     loop = TrainingLoop(subject, settings, idle)
     loop.load()
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
         loop.train()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    level = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        level += event.nbytes()
-        peak = max(peak, level)
-    return peak
+    events = profile.profiler.kineto_results.events()
+    if settings.autocast_dtype is not None:
+        return max(itertools.accumulate(_without_scratch(events)))
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(itertools.accumulate(e.nbytes() for e in memory))
+
+
+def _without_scratch(events: list[Any]) -> list[int]:
+    """Signed bytes of the allocator's events in order, without what oneDNN's 16-bit products take and give back at once."""
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    kernels = sorted(
+        (e.start_ns(), e.start_ns() + e.duration_ns())
+        for e in events
+        if e.name().startswith(_SCRATCH_KERNELS)
+    )
+    starts = [start for start, _ in kernels]
+    kept: list[int] = []
+    skip = False
+    for event, following in itertools.zip_longest(memory, memory[1:]):
+        if skip:
+            skip = False
+            continue
+        nearest = bisect.bisect_right(starts, event.start_ns()) - 1
+        inside = nearest >= 0 and event.start_ns() <= kernels[nearest][1]
+        if inside and following is not None and event.nbytes() == -following.nbytes() > 0:
+            skip = True
+            continue
+        kept.append(event.nbytes())
+    return kept
 
 
 def traced_peak(trace: Trace) -> int:

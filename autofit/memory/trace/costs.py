@@ -16,7 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from autofit.memory.events import TraceBuilder
 
-_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
+_DTYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.int8: "int8",
+}
 _ALLOCATING = ("empty", "new_empty", "lift_fresh", "detach", "_local_scalar_dense", "alias", "_unsafe_view")
 _TENSORS_PER_LAUNCH = 48  # of multi-tensor kernels, limited by the size of kernel arguments
 _BLOCKS_PER_LAUNCH = 320
@@ -37,7 +43,9 @@ def _formula(func: Any) -> Any:
     return flop_registry.get(func._overloadpacket)
 
 
-def record(builder: TraceBuilder, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+def record(
+    builder: TraceBuilder, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+) -> None:
     """Add the work of one call to `builder`."""
     if _is_free(func):
         return
@@ -66,7 +74,10 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _launches(func: Any, args: Sequence[Any]) -> int:
     name = func._overloadpacket.__name__
-    if not name.startswith(("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach")) or not args:
+    if (
+        not name.startswith(("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach"))
+        or not args
+    ):
         return 1
     tensors = [t for t in args[0] if isinstance(t, Tensor)] if isinstance(args[0], list | tuple) else []
     chunks = sum(-(-t.numel() // _CHUNK) for t in tensors)

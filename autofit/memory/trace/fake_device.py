@@ -28,8 +28,13 @@ _CUDA = 1  # index of DeviceType::CUDA in c10's registry of device guards
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _REGISTRY_SLOTS = 32
 _HOOKS_GETTER = "_ZN2at6detail12getCUDAHooksEv"
-_HOOKS_SLOTS = 96  # more than CUDAHooksInterface has; what follows its table in memory is copied but never called
-_IS_BUILT, _HAS_PRIMARY_CONTEXT = 2, 4  # virtual functions of AcceleratorHooksInterface, after the two destructors
+_HOOKS_SLOTS = (
+    96  # more than CUDAHooksInterface has; what follows its table in memory is copied but never called
+)
+_IS_BUILT, _HAS_PRIMARY_CONTEXT = (
+    2,
+    4,
+)  # virtual functions of AcceleratorHooksInterface, after the two destructors
 
 _alive: list[Any] = []  # what C++ now points at must never be collected
 
@@ -44,7 +49,9 @@ class Installed(StrEnum):
 def require_platform() -> None:
     """Raise `TraceUnavailable` where the patches are not known to work."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise TraceUnavailable(f"tracing needs Linux on x86-64, this is {sys.platform} on {platform.machine()}")
+        raise TraceUnavailable(
+            f"tracing needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+        )
 
 
 def install() -> Installed:
@@ -75,7 +82,9 @@ def _library(name: str) -> ctypes.CDLL:
 
 def _callback(value: int) -> int:
     """Address of a C function of two words that returns `value`."""
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(lambda _self, _argument: value)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(
+        lambda _self, _argument: value
+    )
     _alive.append(function)
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
@@ -197,7 +206,11 @@ def run_try_out() -> str | None:
     code = f"from {__name__} import try_out; try_out()"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=SELF_TEST_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "self-test of the fake device did not end in time"

@@ -84,7 +84,9 @@ def register_missing_kernels() -> list[str]:
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("aten::") and has(name, "CompositeImplicitAutograd") and has(name, "CPU")
     ]
-    names += [name for name in ("aten::_fused_rms_norm",) if torch._C._dispatch_find_schema_or_throw(name, "")]
+    names += [
+        name for name in ("aten::_fused_rms_norm",) if torch._C._dispatch_find_schema_or_throw(name, "")
+    ]
     library = torch.library.Library("aten", "IMPL", "CUDA")
     done = [name for name in names if not has(name, "CUDA")]
     for name in done:
@@ -109,7 +111,9 @@ def embedding_backward(args: Sequence[Any], card: Card) -> Groups:
         return []
     index_bytes = count * indices.element_size()
     segments = min(count, rows)
-    partials = segments + (-(-count // _SMOOTH_ROWS_PER_PARTIAL) if card.smooth else count // _ROWS_PER_PARTIAL)
+    partials = segments + (
+        -(-count // _SMOOTH_ROWS_PER_PARTIAL) if card.smooth else count // _ROWS_PER_PARTIAL
+    )
     kept = [index_bytes, index_bytes]  # sorted and original positions
     sort = [index_bytes, 2 * index_bytes]  # the range, and the radix sort's alternate keys and values
     accumulator = partials * stride * max(4, grad.element_size())
@@ -170,6 +174,13 @@ def efficient_backward(args: Sequence[Any], card: Card) -> Groups:
     return groups
 
 
+def safe_softmax(args: Sequence[Any], card: Card) -> Groups:
+    """A composite: the plain softmax, a boolean of the same shape and one per row die when the result is selected."""
+    x = args[0]
+    rows = x.numel() // max(1, x.shape[args[1]])
+    return [[x.numel() * x.element_size(), x.numel(), rows]]
+
+
 def foreach_norm(args: Sequence[Any], card: Card) -> Groups:
     """One fp32 per tensor and chunk of the largest tensor."""
     tensors = args[0]
@@ -185,3 +196,6 @@ WORKSPACES: dict[Any, Workspace] = {
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
     aten._foreach_norm.Scalar: foreach_norm,
 }
+
+#: operators that PyTorch composes of others below the dispatcher's sight, on every device
+COMPOSITES: dict[Any, Workspace] = {aten._safe_softmax.default: safe_softmax}

@@ -50,9 +50,11 @@ def training_arguments(settings: StepSettings) -> TrainingArguments:
     return TrainingArguments(**kept)
 
 
-def enable_checkpointing(model: nn.Module, arguments: TrainingArguments) -> None:
+def enable_checkpointing(model: Any, arguments: TrainingArguments) -> None:
     """Switch activation checkpointing on as `Trainer.train` does. Random states are not stored: they live on the host."""
-    options = dict(_first(arguments, "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or {})
+    options = dict(
+        _first(arguments, "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs") or {}
+    )
     every = options.pop("every_n_layers", 1)
     if options.pop("offload", False):
         raise TraceUnavailable("offloaded checkpoints live in pinned host memory, which is not traced")
@@ -60,7 +62,11 @@ def enable_checkpointing(model: nn.Module, arguments: TrainingArguments) -> None
     options["preserve_rng_state"] = False
     try:
         if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs=options, every_n_layers=every)
+            model.activation_checkpointing_enable(
+                activation_checkpointing_kwargs=options, every_n_layers=every
+            )
+        elif every != 1:
+            raise TraceUnavailable("this transformers cannot checkpoint every n-th layer only")
         else:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     except (ValueError, AttributeError) as error:
@@ -85,6 +91,11 @@ def in_loading_order(model: nn.Module) -> list[Tensor]:
     return tensors + [b for b in model._buffers.values() if b is not None]
 
 
+def device_of(settings: StepSettings) -> torch.device:
+    """The device of the step: the first card, or the CPU."""
+    return torch.device("cuda", 0) if settings.device_type == "cuda" else torch.device("cpu")
+
+
 class TrainingLoop:
     """Runs the steps of one trace.
 
@@ -97,7 +108,7 @@ class TrainingLoop:
     def __init__(self, subject: StepSubject, settings: StepSettings, tracer: StorageTracer) -> None:
         self.subject, self.settings, self.tracer = subject, settings, tracer
         self.model: Any = subject.model
-        self.device = torch.device(settings.device_type, 0 if settings.device_type == "cuda" else None)
+        self.device = device_of(settings)
         self.arguments = training_arguments(settings)
         smoothing = self.arguments.label_smoothing_factor
         self.label_smoother = LabelSmoother(epsilon=smoothing) if smoothing else None
@@ -209,7 +220,9 @@ class TrainingLoop:
             self.scaler.unscale_(optimizer)
         limit = self.arguments.max_grad_norm
         # The Trainer wants the norm for its log even when it does not clip.
-        norm: Tensor = torch.nn.utils.clip_grad_norm_(list(self.model.parameters()), limit if limit > 0 else float("inf"))
+        norm: Tensor = torch.nn.utils.clip_grad_norm_(
+            list(self.model.parameters()), limit if limit > 0 else float("inf")
+        )
         return norm
 
     def _update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -239,5 +252,5 @@ def shifts_labels(model: nn.Module) -> bool:
     """Whether the loss of the model predicts the next label, so that the first of each row does not count."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    shifted = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    shifted = LOSS_MAPPING.get(str(getattr(model, "loss_type", None))) is ForCausalLMLoss
     return shifted and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)

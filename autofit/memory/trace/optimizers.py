@@ -13,7 +13,7 @@ from autofit.memory.trace.request import TraceUnavailable
 _PAGED = "paged"
 
 
-def create(model: nn.Module, arguments: TrainingArguments) -> torch.optim.Optimizer:
+def create(model: Any, arguments: TrainingArguments) -> torch.optim.Optimizer:
     """The optimizer that `Trainer.create_optimizer` makes for this model.
 
     Raises:
@@ -34,7 +34,8 @@ def create(model: nn.Module, arguments: TrainingArguments) -> torch.optim.Optimi
     optimizer: torch.optim.Optimizer = cls(groups, **keywords)
     if "bitsandbytes" in str(cls) and keywords.get("optim_bits") == 8:
         _keep_embeddings_in_32_bit(model)
-    return without_kernels(optimizer)
+    without_kernels(optimizer)
+    return optimizer
 
 
 def parameter_groups(model: nn.Module, arguments: TrainingArguments) -> list[dict[str, Any]]:
@@ -53,9 +54,9 @@ class _NoTrainer:
 
 def _keep_embeddings_in_32_bit(model: nn.Module) -> None:
     """Register the exceptions that the Trainer registers."""
-    import bitsandbytes
+    from bitsandbytes.optim.optimizer import GlobalOptimManager
 
-    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager = GlobalOptimManager.get_instance()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})

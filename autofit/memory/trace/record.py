@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 
 from autofit.memory.events import Facts, Trace, TraceBuilder
 from autofit.memory.trace import fake_device, kernels, patches
+from autofit.memory.trace.engine import EngineRules, calibrate
 from autofit.memory.trace.loop import TrainingLoop
 from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import StepSettings, StepSubject
@@ -55,7 +56,9 @@ def named_failures() -> Iterator[None]:
     try:
         yield
     except _UNSUPPORTED as error:
-        operator = next((str(a) for a in error.args if "aten" in str(a)), None) or str(error) or type(error).__name__
+        operator = (
+            next((str(a) for a in error.args if "aten" in str(a)), None) or str(error) or type(error).__name__
+        )
         what = operator.strip().splitlines()[0]
         raise TraceUnavailable(f"an operator has no fake kernel: {what} ({type(error).__name__})") from error
 
@@ -88,12 +91,15 @@ def trace_step(
     prepare(settings.device_type)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     builder = TraceBuilder()
+    with mode:
+        engine = EngineRules(calibrate(settings.device_type))
     card = kernels.Card(capability=settings.capability, smooth=settings.smooth)
     tracer = StorageTracer(
         builder,
         device_type=settings.device_type,
         card=card if settings.device_type == "cuda" else None,
         padded=settings.padded,
+        engine=engine,
     )
     with named_failures(), warnings.catch_warnings(), patches.applied(settings.capability) as routes:
         warnings.simplefilter("ignore")  # the libraries' advice on a run that is none

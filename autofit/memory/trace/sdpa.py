@@ -120,7 +120,9 @@ def _efficient_can(call: Call, capability: tuple[int, int]) -> bool:
     return d == call.key.shape[-1] and d % alignment == 0 and call.value.shape[-1] % alignment == 0
 
 
-def routed(original: Callable[..., Tensor], capability: tuple[int, int], routes: Counter[str]) -> Callable[..., Tensor]:
+def routed(
+    original: Callable[..., Tensor], capability: tuple[int, int], routes: Counter[str]
+) -> Callable[..., Tensor]:
     """A replacement of `scaled_dot_product_attention` for a card of this compute capability; `routes` counts the kernels."""
 
     def scaled_dot_product_attention(
@@ -135,7 +137,9 @@ def routed(original: Callable[..., Tensor], capability: tuple[int, int], routes:
     ) -> Tensor:
         if query.device.type != "cuda":
             routes["cpu"] += 1
-            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return original(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
         call = Call(
             query=query,
@@ -159,7 +163,9 @@ def _autocast(*tensors: Tensor | None) -> Any:
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     dtype = torch.get_autocast_dtype("cuda")
-    return tuple(t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != dtype else t for t in tensors)
+    return tuple(
+        t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != dtype else t for t in tensors
+    )
 
 
 def _flash(call: Call, scale: float | None) -> Tensor:
@@ -168,7 +174,9 @@ def _flash(call: Call, scale: float | None) -> Tensor:
     if dim % _FLASH_ALIGNMENT:
         scale = dim**-0.5 if scale is None else scale
         inputs = [functional.pad(t, (0, _FLASH_ALIGNMENT - dim % _FLASH_ALIGNMENT)) for t in inputs]
-    output = aten._scaled_dot_product_flash_attention(*inputs, call.dropout, call.causal, scale=scale)[0]
+    output: Tensor = aten._scaled_dot_product_flash_attention(
+        *inputs, call.dropout, call.causal, scale=scale
+    )[0]
     return output[..., :dim] if dim % _FLASH_ALIGNMENT else output
 
 

@@ -58,7 +58,9 @@ def subject_of(request: TraceRequest) -> Callable[[FakeTensorMode], StepSubject]
     host = host_batch(resolved, request)
 
     def make(mode: FakeTensorMode) -> StepSubject:
-        return StepSubject(model=fake_model(mode, resolved, request), make_batch=functools.partial(_like, host))
+        return StepSubject(
+            model=fake_model(mode, resolved, request), make_batch=functools.partial(_like, host)
+        )
 
     return make
 
@@ -80,8 +82,12 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
         TraceUnavailable: a live model whose weights are not plain tensors.
     """
     weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
-    attention = model_arguments(request.config).get("attn_implementation", request.workload.attn_implementation)
-    build = functools.partial(models.build, resolved, weight_dtype=weight_dtype, attn_implementation=attention)
+    attention = model_arguments(request.config).get(
+        "attn_implementation", request.workload.attn_implementation
+    )
+    build = functools.partial(
+        models.build, resolved, weight_dtype=weight_dtype, attn_implementation=attention
+    )
     objects = resolved.objects
     if objects is None or (objects.model is None and objects.model_init is None):
         return build_model(mode, request.device_type, lambda: build(device=request.device_type))

@@ -18,13 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.memory.events import Kind, Moment, TraceBuilder
 from autofit.memory.trace import costs, kernels
+from autofit.memory.trace.engine import EngineRules
 
 aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default  # a third of all calls, and no work
 _TRUTHS = frozenset((aten.all.default, aten.eq.Scalar, aten.eq.Tensor))
 CONVOLUTION_NOTE = "convolutions: cuDNN chooses workspaces at run time, they are not in the trace"
-CUDNN_ATTENTION_NOTE = "attention runs in cuDNN on this card: its backward workspace is assumed, not published"
+CUDNN_ATTENTION_NOTE = (
+    "attention runs in cuDNN on this card: its backward workspace is assumed, not published"
+)
 
 
 class ScalarReader(TorchDispatchMode):
@@ -61,6 +64,7 @@ class StorageTracer(TorchDispatchMode):
         card: that is imitated; None (on a CPU) adds no hidden workspaces.
         padded: whether masks hold zeros, which decides what a test of a mask answers.
         answer_scalars: whether `.item()` is answered with a constant instead of being run.
+        engine: restores what backward does in place on a card.
     """
 
     def __init__(
@@ -71,8 +75,10 @@ class StorageTracer(TorchDispatchMode):
         card: kernels.Card | None = None,
         padded: bool = False,
         answer_scalars: bool = True,
+        engine: EngineRules | None = None,
     ) -> None:
         super().__init__()
+        self.engine = engine
         self.builder = builder
         self.recording_costs = False
         self.notes: set[str] = set()
@@ -95,7 +101,12 @@ class StorageTracer(TorchDispatchMode):
             truth = not self._padded and getattr(args[0], "_autofit_truth", False)
             return _as_python(args[0].dtype, 1, truth=truth)
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        if self.engine is not None and self.builder.moment is Moment.BACKWARD and not kwargs:
+            func = self.engine.in_place(func, args) or func
+            out = func(*args)
+            self.engine.note(func, out)
+        else:
+            out = func(*args, **kwargs)
         if isinstance(out, Tensor):
             self._see(out, func, args)
             if func in _TRUTHS and out.dim() == 0:
@@ -108,8 +119,7 @@ class StorageTracer(TorchDispatchMode):
                     for inner in item:
                         if isinstance(inner, Tensor):
                             self._see(inner, func, args)
-        if self._card is not None:
-            self._hidden(func, args)
+        self._hidden(func, args)
         if self.recording_costs:
             costs.record(self.builder, func, args, kwargs, out)
         return out
@@ -150,24 +160,33 @@ class StorageTracer(TorchDispatchMode):
 
     def _hidden(self, func: Any, args: Sequence[Any]) -> None:
         """Memory that the kernel of `func` takes without the dispatcher's knowledge."""
-        assert self._card is not None
+        composite = kernels.COMPOSITES.get(func)
+        if composite is not None:
+            self._borrow(func, composite(args, self._card or kernels.Card(capability=(0, 0))))
+        if self._card is None:
+            return
         if func in kernels.GEMMS:
             thread = threading.get_ident()
             if thread not in self._threads:
                 self._threads.add(thread)
-                self.builder.alloc(kernels.cublas_workspace_bytes(self._card.capability), "cublas workspace", Kind.WORKSPACE)
+                nbytes = kernels.cublas_workspace_bytes(self._card.capability)
+                self.builder.alloc(nbytes, "cublas workspace", Kind.WORKSPACE)
             return
         workspace = kernels.WORKSPACES.get(func)
         if workspace is not None:
-            name = f"{self._name(func)} workspace"
-            for group in workspace(args, self._card):
-                numbers = [self.builder.alloc(nbytes, name, Kind.WORKSPACE) for nbytes in group if nbytes]
-                for number in numbers:
-                    self.builder.free(number)
+            self._borrow(func, workspace(args, self._card))
             if func is aten._scaled_dot_product_cudnn_attention_backward.default:
                 self.notes.add(CUDNN_ATTENTION_NOTE)
         elif func in kernels.CONVOLUTIONS:
             self.notes.add(CONVOLUTION_NOTE)
+
+    def _borrow(self, func: Any, groups: kernels.Groups) -> None:
+        """Births and deaths of a kernel's own memory."""
+        name = f"{self._name(func)} workspace"
+        for group in groups:
+            numbers = [self.builder.alloc(nbytes, name, Kind.WORKSPACE) for nbytes in group if nbytes]
+            for number in numbers:
+                self.builder.free(number)
 
     def adopt(self, tensors: Iterable[Tensor], kind: Kind, operator: str) -> None:
         """Record tensors that are already on the device (the model), in this order."""

@@ -123,7 +123,11 @@ class _Watch:
 
 
 def train(
-    trainer_cls: type[Trainer], keywords: Mapping[str, Any], subject: StepSubject, settings: StepSettings, tracer: StorageTracer
+    trainer_cls: type[Trainer],
+    keywords: Mapping[str, Any],
+    subject: StepSubject,
+    settings: StepSettings,
+    tracer: StorageTracer,
 ) -> None:
     """Run `settings.steps` optimizer steps of `trainer_cls` on the subject, inside the fake mode and the tracer.
 
@@ -143,7 +147,10 @@ def train(
         known = id(tensor) in parameters
         tracer.adopt([tensor], Kind.WEIGHTS if known else Kind.OTHER, "parameter" if known else "buffer")
     model.to = lambda *_args, **_kwargs: model  # it is there already, and fake parameters cannot be swapped
-    with _on_device(settings.device_type) as device, tempfile.TemporaryDirectory(prefix="autofit-trace-") as directory:
+    with (
+        _on_device(settings.device_type) as device,
+        tempfile.TemporaryDirectory(prefix="autofit-trace-") as directory,
+    ):
         arguments = _arguments(settings, directory, device)
         trainer = trainer_cls(
             model=model,
@@ -181,7 +188,7 @@ def _arguments(settings: StepSettings, directory: str, device: torch.device) -> 
 @contextlib.contextmanager
 def _on_device(device_type: str) -> Iterator[torch.device]:
     """The device that accelerate is made to believe in; its process-wide state is fresh, and forgotten afterwards."""
-    device = torch.device(device_type, 0 if device_type == "cuda" else None)
+    device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     states = (PartialState, AcceleratorState, GradientState)
     for state in states:
         state._shared_state.clear()
