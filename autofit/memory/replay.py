@@ -93,13 +93,13 @@ def min_capacity(
     *,
     unlimited: Replay | None = None,
     expandable: bool = False,
-    probes: int = 4,
+    probes: int = 2,
 ) -> int:
     """Smallest capacity in bytes in which `events` survive, between peak allocated and peak reserved.
 
     Survival is not strictly monotone in capacity: a larger device gives segments back later, and what it keeps may be
     in the way. The answer is the low end of the interval below peak reserved in which no probe failed, so it errs on
-    the side of more memory. It is exact to 2 MiB, or to a thousandth where that is more.
+    the side of more memory. It is exact to 2 MiB, or to a five-hundredth where that is more.
 
     Args:
         events, sizes: see `replay`.
@@ -127,7 +127,7 @@ def min_capacity(
 
 def _bisect(fits: Callable[[int], bool], low: int, high: int) -> int:
     """A capacity that fits, with one below it that does not; `low` does not, `high` does."""
-    tolerance = max(GRANULE_BYTES, high // 1024)
+    tolerance = max(GRANULE_BYTES, high // 512)
     while high - low > tolerance:
         middle = (low + high) // 2 // GRANULE_BYTES * GRANULE_BYTES
         if middle <= low:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -86,3 +88,10 @@ def test_a_document_that_is_no_trace_is_refused(change: dict[str, object]) -> No
     data = {**training_loop(2).to_json(), **change}
     with pytest.raises(FileFormatError):
         Trace.from_json(data)
+
+
+def test_the_pure_half_imports_neither_torch_nor_transformers() -> None:
+    modules = ("allocator", "anatomy", "cache", "envelope", "events", "formula", "law", "replay", "roofline")
+    code = "import sys\n" + "".join(f"import autofit.memory.{name}\n" for name in modules)
+    code += "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
