@@ -20,6 +20,7 @@ from transformers import TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
 
+from autofit.errors import UserError
 from autofit.memory.events import Kind, Moment
 from autofit.memory.trace import optimizers
 from autofit.memory.trace.request import TraceUnavailable
@@ -39,6 +40,7 @@ def training_arguments(settings: StepSettings) -> TrainingArguments:
 
     Raises:
         TraceUnavailable: an argument whose effect a trace cannot show.
+        UserError: an argument that transformers refuses.
     """
     for name, reason in UNTRACEABLE.items():
         if settings.arguments.get(name):
@@ -47,7 +49,10 @@ def training_arguments(settings: StepSettings) -> TrainingArguments:
     kept = {k: v for k, v in settings.arguments.items() if k not in ("fp16", "bf16", "tf32")}
     kept |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     kept.setdefault("output_dir", tempfile.gettempdir())
-    return TrainingArguments(**kept)
+    try:
+        return TrainingArguments(**kept)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"TrainingArguments refuses: {str(error).splitlines()[0]}") from error
 
 
 def enable_checkpointing(model: Any, arguments: TrainingArguments) -> None:
@@ -145,7 +150,7 @@ class TrainingLoop:
 
     def train(self) -> None:
         """All optimizer steps."""
-        optimizer = optimizers.create(self.model, self.arguments)
+        optimizer = self.make_optimizer()
         total_loss = torch.tensor(0.0, device=self.device)
         self.model.zero_grad()
         batches: list[Batch] = []
@@ -166,9 +171,17 @@ class TrainingLoop:
             self.tracer.mark(Moment.UPDATE, step=step)
             self._update(optimizer)
             self.tracer.mark(Moment.ZERO, step=step)
-            self.model.zero_grad()
+            self.reset_gradients()
         self.tracer.recording_costs = False
         del batches, grad_norm, loss, inputs, total_loss
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that the arguments name."""
+        return optimizers.create(self.model, self.arguments)
+
+    def reset_gradients(self) -> None:
+        """Drop the gradients."""
+        self.model.zero_grad()
 
     def _fetch(self) -> tuple[list[Batch], Tensor | None]:
         """All batches of an optimizer step, on the device, and the number of labels in them where the loss wants it."""

@@ -83,7 +83,7 @@ class StorageTracer(TorchDispatchMode):
         self.recording_costs = False
         self.notes: set[str] = set()
         self._device_type = device_type
-        self._card = card
+        self.card = card
         self._padded = padded
         self._answer_scalars = answer_scalars
         self._live: dict[int, int] = {}
@@ -162,19 +162,19 @@ class StorageTracer(TorchDispatchMode):
         """Memory that the kernel of `func` takes without the dispatcher's knowledge."""
         composite = kernels.COMPOSITES.get(func)
         if composite is not None:
-            self._borrow(func, composite(args, self._card or kernels.Card(capability=(0, 0))))
-        if self._card is None:
+            self._borrow(func, composite(args, self.card or kernels.Card(capability=(0, 0))))
+        if self.card is None:
             return
         if func in kernels.GEMMS:
             thread = threading.get_ident()
             if thread not in self._threads:
                 self._threads.add(thread)
-                nbytes = kernels.cublas_workspace_bytes(self._card.capability)
+                nbytes = kernels.cublas_workspace_bytes(self.card.capability)
                 self.builder.alloc(nbytes, "cublas workspace", Kind.WORKSPACE)
             return
         workspace = kernels.WORKSPACES.get(func)
         if workspace is not None:
-            self._borrow(func, workspace(args, self._card))
+            self._borrow(func, workspace(args, self.card))
             if func is aten._scaled_dot_product_cudnn_attention_backward.default:
                 self.notes.add(CUDNN_ATTENTION_NOTE)
         elif func in kernels.CONVOLUTIONS:
