@@ -113,9 +113,20 @@ def knobs_of(config: TrialConfig) -> dict[str, Scalar]:
     return values
 
 
-def knob_worths(result: TuneResult) -> tuple[KnobWorth, ...]:
-    """Return the best measured speed per value of each knob that took more than one value."""
-    found = {**estimates(result.trials), result.best.config.key(): result.best}
+def measured(result: TuneResult) -> dict[str, Estimate]:
+    """Configuration key -> what is known of it, for all that fit; the winner and the baselines as the result has them."""
+    told = [result.best, *(b.estimate for b in result.baselines.values() if b.estimate is not None)]
+    return {**estimates(result.trials), **{e.config.key(): e for e in told}}
+
+
+def knob_worths(result: TuneResult, found: Mapping[str, Estimate] | None = None) -> tuple[KnobWorth, ...]:
+    """Return the best measured speed per value of each knob that took more than one value.
+
+    Args:
+        result: the search.
+        found: `measured(result)`, where it is at hand.
+    """
+    found = measured(result) if found is None else found
     ran = {r.config.key(): r for r in result.trials if r.outcome is not Outcome.SKIPPED}
     names = dict.fromkeys(name for r in ran.values() for name in knobs_of(r.config))
     worths = []
@@ -128,13 +139,17 @@ def knob_worths(result: TuneResult) -> tuple[KnobWorth, ...]:
     return tuple(worths)
 
 
-def waterfall(result: TuneResult) -> Waterfall | None:
-    """Return the way from the plain defaults (where they did not run: the hand recipe) to the winner; None without either."""
+def waterfall(result: TuneResult, found: Mapping[str, Estimate] | None = None) -> Waterfall | None:
+    """Return the way from the plain defaults (where they did not run: the hand recipe) to the winner; None without either.
+
+    Args:
+        result: the search.
+        found: `measured(result)`, where it is at hand.
+    """
+    found = measured(result) if found is None else found
     for name in ("defaults", "hand_recipe"):
         baseline = result.baselines.get(name)
         if baseline is not None and baseline.estimate is not None:
-            found = estimates(result.trials)
-            found |= {e.config.key(): e for e in (baseline.estimate, result.best)}
             return _walk(name, baseline.estimate, result.best, list(found.values()))
     return None
 

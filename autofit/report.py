@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from autofit.errors import UserError
 from autofit.export import arguments_call, cli_flags, model_line, model_note
+from autofit.knob_worth import measured
 from autofit.report_trials import (
     WIDE,
     cost_lines,
@@ -68,12 +69,13 @@ def render(result: TuneResult, console: Console, *, trial_rows: int | None = TRI
 
 def report_lines(result: TuneResult, width: int, *, trial_rows: int | None = TRIAL_ROWS) -> list[Line]:
     """Return the whole report for a terminal of `width` characters. Lines to copy are not wrapped."""
+    found = measured(result)
     sections: Mapping[str, list[str]] = {
         "Memory": memory_lines(result, width),
         "Compared with": baseline_lines(result, width),
-        "Configurations measured": measured_lines(result, width, trial_rows),
-        "Did not fit, failed or skipped": unmeasured_lines(result, width, trial_rows),
-        "What each knob was worth": knob_lines(result, width),
+        "Configurations measured": measured_lines(result, found, width, trial_rows),
+        "Did not fit, failed or skipped": unmeasured_lines(result, found, width, trial_rows),
+        "What each knob was worth": knob_lines(result, found, width),
         "Not tried": left_out_lines(result, width),
         "Why the search ended": ending_lines(result, width),
         "Cost": cost_lines(result, width),

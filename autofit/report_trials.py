@@ -8,7 +8,7 @@ from typing import Any
 from autofit.config import TrialConfig
 from autofit.errors import UserError
 from autofit.knob_worth import Evidence, Share, ValueWorth, Waterfall, knob_worths, waterfall
-from autofit.result import Estimate, TuneResult, by_config, estimates
+from autofit.result import Estimate, TuneResult, by_config
 from autofit.trial import Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 from autofit.wording import (
@@ -27,6 +27,7 @@ from autofit.wording import (
     wrapped,
 )
 
+Found = Mapping[str, Estimate]  #: configuration key -> what is known of it, see `knob_worth.measured`
 WIDE = 110  #: from this width on, tables have all their columns
 UNTESTED_REASONS: Mapping[str, str] = {
     "predicted_too_big": "predicted not to fit",
@@ -36,10 +37,9 @@ UNTESTED_REASONS: Mapping[str, str] = {
 }
 
 
-def measured_lines(result: TuneResult, width: int, limit: int | None) -> list[str]:
+def measured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
     """One row per configuration that completed and never failed to fit, fastest first."""
     groups = by_config(result.trials)
-    found = {**estimates(result.trials), result.best.config.key(): result.best}
     ranked = sorted(found.values(), key=lambda e: (e.config != result.best.config, -e.samples_per_second))
     rows = [_measured_row(result, e, groups.get(e.config.key(), [])) for e in ranked[:limit]]
     wide = width >= WIDE
@@ -88,12 +88,11 @@ def _measured_row(
     ]
 
 
-def unmeasured_lines(result: TuneResult, width: int, limit: int | None) -> list[str]:
+def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
     """One row per configuration without a speed: first those that did not fit, then those that failed, then those skipped."""
-    feasible = estimates(result.trials)
     ended = []
     for key, records in by_config(result.trials).items():
-        if key not in feasible:
+        if key not in found:
             told = [r for r in records if r.failure is not None]
             ended.append(min(told, key=lambda r: (standing(r), r.number)))
     ended.sort(key=lambda r: (standing(r), r.number))
@@ -118,9 +117,9 @@ def more(left_out: int) -> list[str]:
     return [f"  ... and {left_out} more: all are under `trials` in the result file"] if left_out > 0 else []
 
 
-def knob_lines(result: TuneResult, width: int) -> list[str]:
+def knob_lines(result: TuneResult, found: Found, width: int) -> list[str]:
     """What each knob was worth, by value and as a walk from the baseline."""
-    worths = knob_worths(result)
+    worths = knob_worths(result, found)
     if not worths:
         return ["  no knob took more than one value in the trials that ran"]
     columns = [
@@ -129,14 +128,14 @@ def knob_lines(result: TuneResult, width: int) -> list[str]:
     ]
     rows = [[knob_name(w.knob), ", ".join(_worth(w.knob, value) for value in w.values)] for w in worths]
     lines = text_table(columns, rows, width)
-    found = waterfall(result)
-    if found is None:
+    fall = waterfall(result, found)
+    if fall is None:
         return [
             *lines,
             "",
             *wrapped("Without a baseline that ran, the gain cannot be shared out.", width, indent="  "),
         ]
-    return [*lines, "", *_waterfall_lines(found, width)]
+    return [*lines, "", *_waterfall_lines(fall, width)]
 
 
 def _worth(knob: str, worth: ValueWorth) -> str:
