@@ -49,14 +49,14 @@ class HugeForward(Straight):
     """Allocates far beyond any limit in forward."""
 
     def trouble(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + torch.ones(1 << 34).sum()
+        return hidden + torch.ones(1 << 34, device=hidden.device).sum()
 
 
 class HugeSecondForward(Straight):
     """Allocates far beyond any limit in the second micro-step only."""
 
     def trouble(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + torch.ones(1 << 34).sum() if self.calls == 2 else hidden
+        return hidden + torch.ones(1 << 34, device=hidden.device).sum() if self.calls == 2 else hidden
 
 
 class _HugeBackward(torch.autograd.Function):
@@ -66,7 +66,7 @@ class _HugeBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient + torch.ones(1 << 34).sum()
+        return gradient + torch.ones(1 << 34, device=gradient.device).sum()
 
 
 class HugeBackward(Straight):
