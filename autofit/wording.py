@@ -148,6 +148,8 @@ def text_table(
         gap: spaces between columns.
     """
     used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    if not used:
+        return []
     sizes = {i: max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in used}
     room = max(NARROWEST, width) - 2 - gap * (len(used) - 1)
     folding = [i for i in used if columns[i].folds]

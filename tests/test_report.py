@@ -27,7 +27,14 @@ from autofit.report import (
     standing_lines,
     warning_lines,
 )
-from autofit.report_trials import cost_lines, ending_lines, knob_lines, left_out_lines, measured_lines, unmeasured_lines
+from autofit.report_trials import (
+    cost_lines,
+    ending_lines,
+    knob_lines,
+    left_out_lines,
+    measured_lines,
+    unmeasured_lines,
+)
 from autofit.result import Baseline, TuneResult, Warning
 from autofit.trial import Reason, Role, TrialRecord
 from autofit.units import GIB, MIB
@@ -56,7 +63,9 @@ def records() -> list[TrialRecord]:
         make_record(2, RECIPE, 140.0, role=Role.HAND_RECIPE, needed_bytes=14 * GIB),
         make_record(3, WINNER, 160.0, needed_bytes=10 * GIB, predicted_bytes=11 * GIB),
         make_record(4, TIED, 160.2, needed_bytes=12 * GIB),
-        make_record(5, make_config(64), reason=Reason.PREDICTED_TOO_BIG, message="predicted to need 29.2 GiB"),
+        make_record(
+            5, make_config(64), reason=Reason.PREDICTED_TOO_BIG, message="predicted to need 29.2 GiB"
+        ),
         make_record(6, make_config(4), reason=Reason.ERROR, message="ValueError: no", phase="forward"),
         make_record(7, WINNER, 160.0, role=Role.CONFIRMATION, needed_bytes=10 * GIB),
     ]
@@ -77,7 +86,9 @@ def text_of(result: TuneResult, width: int = 100) -> str:
 
 def words(command: str) -> list[str]:
     """The command's words as a real shell splits them."""
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
+    )
     return done.stdout.split("\0")[:-1]
 
 
@@ -89,15 +100,23 @@ def rendered(result: TuneResult, **console: Any) -> str:
 
 def test_the_headline_is_one_sentence_with_speed_interval_tokens_and_both_baselines() -> None:
     said = headline(result_of())
-    assert said.startswith("Fastest that fits: batch 32 x 2 accumulation steps, bf16, checkpointing off, adamw_bnb_8bit, at 16")
+    assert said.startswith(
+        "Fastest that fits: batch 32 x 2 accumulation steps, bf16, checkpointing off, adamw_bnb_8bit, at 16"
+    )
     best = result_of().best
-    assert f"{best.samples_per_second:.1f} samples/s (95 % interval {best.interval.low:.1f} to {best.interval.high:.1f})" in said
+    assert (
+        f"{best.samples_per_second:.1f} samples/s (95 % interval {best.interval.low:.1f} to {best.interval.high:.1f})"
+        in said
+    )
     assert f"{best.tokens_per_second:,.0f} tokens/s" in said
     assert said.endswith(": 4.00x the plain defaults, 1.14x the hand recipe.")
 
 
 def test_a_baseline_that_did_not_fit_is_said_and_not_divided_by() -> None:
-    given = [make_record(0, DEFAULTS, reason=Reason.OUT_OF_MEMORY, role=Role.DEFAULTS), make_record(1, WINNER, 10.0)]
+    given = [
+        make_record(0, DEFAULTS, reason=Reason.OUT_OF_MEMORY, role=Role.DEFAULTS),
+        make_record(1, WINNER, 10.0),
+    ]
     said = headline(one(given, recipe=RECIPE))
     assert "the plain defaults do not fit" in said
     assert "the hand recipe was not run" in said
@@ -108,7 +127,9 @@ def test_a_baseline_that_did_not_fit_is_said_and_not_divided_by() -> None:
 def test_a_baseline_with_any_other_note_says_it() -> None:
     baselines = {"hand_recipe": Baseline(config=None, note="no power of two fits without checkpointing")}
     result = dataclasses.replace(result_of(), baselines=baselines, speedup={"hand_recipe": None})
-    assert "no comparison with the hand recipe (no power of two fits without checkpointing)" in headline(result)
+    assert "no comparison with the hand recipe (no power of two fits without checkpointing)" in headline(
+        result
+    )
     assert "no power of two fits" in "\n".join(baseline_lines(result, 80))
 
 
@@ -149,7 +170,9 @@ def test_a_winner_over_the_limit_is_shouted() -> None:
 
 
 def test_unknown_memory_is_left_out_and_not_called_zero() -> None:
-    best = dataclasses.replace(result_of().best, memory=dataclasses.replace(result_of().best.memory, peak_reserved_bytes=None))
+    best = dataclasses.replace(
+        result_of().best, memory=dataclasses.replace(result_of().best.memory, peak_reserved_bytes=None)
+    )
     result = dataclasses.replace(result_of(), best=best)
     assert spare_bytes(result) is None
     assert {"needed", "spare", "peak reserved"}.isdisjoint(name for name, _, _ in memory_rows(result))
@@ -195,7 +218,9 @@ def test_long_tables_are_cut_and_say_how_many_more_and_where() -> None:
     given += [make_record(20 + b, make_config(b, precision=BF16), reason=Reason.OUT_OF_MEMORY) for b in sizes]
     result = one(given)
     short = [line.text for line in report_lines(result, 100, trial_rows=5)]
-    assert [line for line in short if "more" in line] == ["  ... and 2 more: all are under `trials` in the result file"] * 2
+    assert [line for line in short if "more" in line] == [
+        "  ... and 2 more: all are under `trials` in the result file"
+    ] * 2
     assert "more:" not in "\n".join(line.text for line in report_lines(result, 100, trial_rows=None))
 
 
@@ -215,7 +240,9 @@ def test_knobs_that_cannot_be_told_apart_are_said_to_be() -> None:
 
 
 def test_what_was_not_tried_has_a_reason_and_a_count() -> None:
-    removals = ({"knob": "optim", "value": "adamw_bnb_8bit", "reason": "needs bitsandbytes, which is not installed"},)
+    removals = (
+        {"knob": "optim", "value": "adamw_bnb_8bit", "reason": "needs bitsandbytes, which is not installed"},
+    )
     untested = {"predicted_too_big": 31, "not_promising": 4, "dominated": 0, "new_reason": 2}
     said = "\n".join(left_out_lines(result_of(removals=removals, untested=untested), 100))
     assert "optimizer     adamw_bnb_8bit  needs bitsandbytes" in said
@@ -235,7 +262,11 @@ def test_the_certificate_is_stated_once_with_its_contenders() -> None:
         "beats_probability": 0.021,
     }
     statement = "none of the 4 untested configurations is predicted to win"
-    result = result_of(stopped=statement, certificate={"statement": statement, "contenders": [contender]}, untested={"not_promising": 4})
+    result = result_of(
+        stopped=statement,
+        certificate={"statement": statement, "contenders": [contender]},
+        untested={"not_promising": 4},
+    )
     said = "\n".join(ending_lines(result, 100))
     assert said.count("untested configurations is predicted to win.") == 1
     assert "32x2 bf16 ckpt adamw_bnb_8bit       140.0 to 158.0           98 %   2.1 %" in said
@@ -244,14 +275,22 @@ def test_the_certificate_is_stated_once_with_its_contenders() -> None:
 
 def test_cost_says_when_the_search_has_paid_for_itself() -> None:
     said = " ".join(" ".join(cost_lines(result_of(), 100)).split())
-    assert "1m 15s in all, 1m 01s of it in trials: 6 to search, 1 to settle ties and to confirm; 1 ran out of memory." in said
+    assert (
+        "1m 15s in all, 1m 01s of it in trials: 6 to search, 1 to settle ties and to confirm; 1 ran out of memory."
+        in said
+    )
     assert "Against the plain defaults it pays back after 25." in said
-    slower = one([make_record(0, DEFAULTS, 10.0, role=Role.DEFAULTS), make_record(1, WINNER, 9.9)], best=WINNER)
+    slower = one(
+        [make_record(0, DEFAULTS, 10.0, role=Role.DEFAULTS), make_record(1, WINNER, 9.9)], best=WINNER
+    )
     assert "Against the plain defaults it saves nothing." in "\n".join(cost_lines(slower, 100))
 
 
 def test_each_warning_has_its_next_step_and_is_announced_on_the_first_screen() -> None:
-    warnings = (Warning(code="a", message="something is off", next_step="do this"), Warning(code="b", message="no step."))
+    warnings = (
+        Warning(code="a", message="something is off", next_step="do this"),
+        Warning(code="b", message="no step."),
+    )
     result = result_of(warnings=warnings)
     assert warning_lines(result, 100) == ["  ! Something is off.", "    Next: do this", "  ! No step."]
     assert "2 warnings: see below." in standing_lines(result, 100)
@@ -279,7 +318,9 @@ def test_flags_are_continued_with_a_backslash_where_they_do_not_fit() -> None:
 def test_an_answer_that_flags_cannot_say_still_has_its_call() -> None:
     defaults = {**result_of().argument_defaults, "dataloader_num_workers": 2}
     config = make_config(8, extra=(("dataloader_num_workers", None),))
-    lines = [line.text for line in copy_lines(one([make_record(0, config, 5.0)], argument_defaults=defaults), 80)]
+    lines = [
+        line.text for line in copy_lines(one([make_record(0, config, 5.0)], argument_defaults=defaults), 80)
+    ]
     assert any("cannot be said with a flag" in line for line in lines)
     assert any(line == "    dataloader_num_workers=None," for line in lines)
 
@@ -319,12 +360,19 @@ def test_colour_carries_no_meaning_and_no_color_is_respected(monkeypatch: pytest
     assert "\x1b[1;32m" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
     monkeypatch.setenv("NO_COLOR", "1")
-    codes = set(re.findall(r"\x1b\[[0-9;]*m", rendered(result, width=80, force_terminal=True, color_system="standard")))
+    codes = set(
+        re.findall(
+            r"\x1b\[[0-9;]*m", rendered(result, width=80, force_terminal=True, color_system="standard")
+        )
+    )
     assert codes <= {"\x1b[0m", "\x1b[1m"}
 
 
 def test_text_from_outside_is_never_read_as_markup() -> None:
-    given = [make_record(0, DEFAULTS, 5.0), make_record(1, WINNER, reason=Reason.ERROR, message="[red]x[/red] [/] :smile:")]
+    given = [
+        make_record(0, DEFAULTS, 5.0),
+        make_record(1, WINNER, reason=Reason.ERROR, message="[red]x[/red] [/] :smile:"),
+    ]
     assert "[red]x[/red] [/] :smile:" in rendered(one(given), width=120)
 
 

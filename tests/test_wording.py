@@ -31,7 +31,14 @@ from tests.builders import make_config, make_record
 
 @pytest.mark.parametrize(
     ("speed", "text"),
-    [(12345.6, "12,346"), (999.96, "1000.0"), (412.34, "412.3"), (41.234, "41.23"), (4.1234, "4.123"), (0.41234, "0.4123")],
+    [
+        (12345.6, "12,346"),
+        (999.96, "1000.0"),
+        (412.34, "412.3"),
+        (41.234, "41.23"),
+        (4.1234, "4.123"),
+        (0.41234, "0.4123"),
+    ],
 )
 def test_a_speed_has_four_digits(speed: float, text: str) -> None:
     assert format_speed(speed) == text
@@ -49,15 +56,25 @@ def test_every_reason_and_role_has_a_name() -> None:
 
 
 def test_a_configuration_is_described_in_words_with_its_extras() -> None:
-    config = make_config(64, precision=Precision.BF16, gradient_checkpointing=True, extra=(("torch_compile", True),))
-    assert describe(config) == "batch 64 x 1 accumulation step, bf16, checkpointing on, adamw_torch_fused, torch_compile=True"
+    config = make_config(
+        64, precision=Precision.BF16, gradient_checkpointing=True, extra=(("torch_compile", True),)
+    )
+    assert (
+        describe(config)
+        == "batch 64 x 1 accumulation step, bf16, checkpointing on, adamw_torch_fused, torch_compile=True"
+    )
     assert [knob_value("x", v) for v in (True, False, None, 8)] == ["on", "off", "unset", "8"]
 
 
 def test_a_failure_says_what_why_and_where_on_one_line() -> None:
-    failure = Failure(reason=Reason.OUT_OF_MEMORY, message="CUDA out of memory.\n  Tried 2 GiB", phase="backward")
+    failure = Failure(
+        reason=Reason.OUT_OF_MEMORY, message="CUDA out of memory.\n  Tried 2 GiB", phase="backward"
+    )
     assert says(failure) == "did not fit: CUDA out of memory. Tried 2 GiB (in backward)"
-    assert says(failure, "predicted 1 GiB", "") == "did not fit: CUDA out of memory. Tried 2 GiB (in backward; predicted 1 GiB)"
+    assert (
+        says(failure, "predicted 1 GiB", "")
+        == "did not fit: CUDA out of memory. Tried 2 GiB (in backward; predicted 1 GiB)"
+    )
     assert says(Failure(reason=Reason.TIMEOUT, message="")) == "timed out"
 
 
@@ -86,7 +103,11 @@ CELLS = st.text(alphabet="abc -_=", max_size=60).map(lambda s: " ".join(s.split(
 
 @given(rows=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=4), width=st.integers(20, 200))
 def test_a_table_loses_no_word_and_keeps_to_its_width(rows: list[tuple[str, str, str]], width: int) -> None:
-    columns = [Column(title="one", folds=True), Column(title="two", folds=True), Column(title="three", folds=True, right=True)]
+    columns = [
+        Column(title="one", folds=True),
+        Column(title="two", folds=True),
+        Column(title="three", folds=True, right=True),
+    ]
     lines = text_table(columns, rows, width)
     assert sorted("".join(lines[1:]).replace(" ", "")) == sorted("".join(map("".join, rows)).replace(" ", ""))
     assert all(len(line) <= max(NARROWEST, width) for line in lines)
