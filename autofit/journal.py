@@ -61,19 +61,9 @@ def open_study(
         study.set_user_attr(IDENTITY, identity)
         return study
     check_writable(path, what="study file")
-    if Path(path).exists():
-        _entries(Path(path))
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=_KernelLock(str(path))))
-    try:
-        names = optuna.get_all_study_names(storage)
-    except Exception as error:  # a journal of valid JSON lines that Optuna cannot replay: any error means the same to the user
-        raise StudyError(f"study file {str(path)!r} cannot be replayed: {error!r}", hint=HINT_NEW) from error
-    if names not in ([], [STUDY_NAME]):
-        raise StudyError(
-            f"study file {str(path)!r} holds other Optuna studies: {', '.join(names)}", hint=HINT_NEW
-        )
+    storage, begun = _storage(Path(path))
     # Nothing is written to the file before it is known to be ours: what is refused stays as it was, byte for byte.
-    known = optuna.load_study(study_name=STUDY_NAME, storage=storage, sampler=sampler) if names else None
+    known = optuna.load_study(study_name=STUDY_NAME, storage=storage, sampler=sampler) if begun else None
     found = known.user_attrs.get(IDENTITY) if known is not None else None
     if found is not None:
         _check_identity(found, identity, path)
@@ -99,6 +89,24 @@ def stored_identity(path: str | Path) -> dict[str, Any] | None:
         if isinstance(attributes, dict) and IDENTITY in attributes:
             return dict(attributes[IDENTITY])
     return None
+
+
+def _storage(path: Path) -> tuple[optuna.storages.BaseStorage, bool]:
+    """The journal's storage, and whether our study is in it already."""
+    entries = _entries(path) if path.exists() else []
+    try:
+        backend = JournalFileBackend(str(path), lock_obj=_KernelLock(str(path)))
+        storage = optuna.storages.JournalStorage(backend)
+        names = optuna.get_all_study_names(storage)
+    except Exception as error:  # JSON lines that Optuna cannot replay: any error means the same to the user
+        raise StudyError(f"study file {str(path)!r} cannot be replayed: {error!r}", hint=HINT_NEW) from error
+    if names not in ([], [STUDY_NAME]):
+        raise StudyError(
+            f"study file {str(path)!r} holds other Optuna studies: {', '.join(names)}", hint=HINT_NEW
+        )
+    if entries and not names:
+        raise StudyError(f"study file {str(path)!r} is a journal without a study", hint=HINT_NEW)
+    return storage, bool(names)
 
 
 def _new_study(

@@ -68,17 +68,12 @@ def test_noise_is_said() -> None:
 
 
 def test_noise_of_others_and_of_the_confirmation_does_not_count() -> None:
+    own = make_record(0, CONFIG, 100.0)
     other = make_record(1, make_config(4), 90.0, jitter=0.5)
     longest = make_record(2, CONFIG, 100.0, jitter=0.5, role=Role.CONFIRMATION)
-    assert of_winner(make_record(0, CONFIG, 100.0)) == []
-    best = estimate_of([make_record(0, CONFIG, 100.0), longest])
+    best = estimate_of([own, longest])
     assert best is not None
-    assert (
-        advisories.of_winner(
-            best, [make_record(0, CONFIG, 100.0), other, longest], confirmed=True, interrupted=False
-        )
-        == []
-    )
+    assert advisories.of_winner(best, [own, other, longest], confirmed=True, interrupted=False) == []
 
 
 def measured(**changes: Any) -> TrialRecord:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autofit.config import Precision, TrialConfig
@@ -80,6 +80,7 @@ def test_an_estimate_lies_in_its_interval_and_holds_every_peak(records: list[Tri
                 assert estimate.memory.peak_reserved_bytes >= record.measurement.memory.peak_reserved_bytes
 
 
+@settings(max_examples=40)
 @given(studies())
 def test_a_result_survives_json(records: list[TrialRecord]) -> None:
     assume(estimates(records))
