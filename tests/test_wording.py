@@ -87,7 +87,7 @@ def test_completed_stands_before_infeasible_before_failed_before_skipped() -> No
         make_record(3, config, reason=Reason.DOMINATED),
     ]
     assert [standing(r) for r in records] == [0, 1, 2, 3]
-    assert [r.outcome for r in records] == list(Outcome)[:2] + [Outcome.FAILED, Outcome.SKIPPED]
+    assert [r.outcome for r in records] == [*list(Outcome)[:2], Outcome.FAILED, Outcome.SKIPPED]
 
 
 @given(text=st.text(), ascii_only=st.booleans())
