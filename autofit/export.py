@@ -63,7 +63,8 @@ def effective_batch(result: TuneResult) -> str:
     """The exact product in words: `effective batch 64 = 16 per device x 4 accumulation steps`."""
     config = result.best.config
     devices = result.spec.effective_batch // config.effective_batch()
-    product = f"{config.per_device_train_batch_size} per device x {config.gradient_accumulation_steps} accumulation steps"
+    steps = config.gradient_accumulation_steps
+    product = f"{config.per_device_train_batch_size} per device x {steps} accumulation step{'s' if steps != 1 else ''}"
     if devices > 1:
         product += f" x {devices} devices"
     return f"effective batch {config.effective_batch() * devices} = {product}"

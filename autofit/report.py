@@ -187,7 +187,7 @@ def memory_rows(result: TuneResult) -> list[tuple[str, int, str]]:
         ("peak allocated", memory.peak_allocated_bytes, "resident, above what the process had" if cpu else "in live tensors"),
         ("peak reserved", memory.peak_reserved_bytes, "address space, above what the process had" if cpu else "held by torch's allocator"),
         ("context", memory.context_bytes or None, "gone before the first tensor"),
-        ("needed", memory.needed_bytes, "peak reserved + context"),
+        ("needed", memory.needed_bytes, "peak reserved + context" if memory.context_bytes else "what counts against the limit"),
         ("limit", result.memory_limit_bytes, "enforced in every trial"),
         ("spare", spare, "" if spare is None or spare >= 0 else "OVER the limit"),
         ("device used", None if cpu else memory.device_used_bytes, "the driver's view, other processes included"),

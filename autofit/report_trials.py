@@ -81,7 +81,12 @@ def _measured_row(
         (next(iter(roles)), ", ".join(roles)),
         str(len(records)),
         format_speed(speed),
-        (f"{(interval.high - interval.low) / 2 / speed:.1%}".replace("%", " %"), format_interval(interval)),
+        (
+            ""
+            if interval.low == interval.high
+            else f"{(interval.high - interval.low) / 2 / speed:.1%}".replace("%", " %"),
+            format_interval(interval),
+        ),
         "" if needed is None else format_bytes(needed),
         "" if predicted is None else format_bytes(predicted),
         "" if predicted is None or not needed else format_percent(predicted / needed - 1),

@@ -64,9 +64,11 @@ def format_speed(samples_per_second: float) -> str:
     return f"{samples_per_second:.4g}"
 
 
-def format_interval(interval: Interval, *, word: str = "to") -> str:
-    """Return `409.8 to 414.9`."""
-    return f"{format_speed(interval.low)} {word} {format_speed(interval.high)}"
+def format_interval(interval: Interval) -> str:
+    """Return `409.8 to 414.9`; a single sample has no spread, which is said."""
+    if interval.low == interval.high:
+        return "one sample"
+    return f"{format_speed(interval.low)} to {format_speed(interval.high)}"
 
 
 def format_factor(factor: float) -> str:

@@ -170,6 +170,10 @@ def test_the_call_states_the_exact_product() -> None:
     result = result_for(make_config(16))
     assert effective_batch(result) == "effective batch 64 = 16 per device x 4 accumulation steps"
     assert arguments_call(result)[1] == f"    # {effective_batch(result)}"
+    assert (
+        effective_batch(result_for(make_config(64)))
+        == "effective batch 64 = 64 per device x 1 accumulation step"
+    )
     spec = dataclasses.replace(result.spec, effective_batch=128)
     shared = dataclasses.replace(result, spec=spec)
     assert effective_batch(shared) == "effective batch 128 = 16 per device x 4 accumulation steps x 2 devices"
