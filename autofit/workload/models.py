@@ -6,12 +6,10 @@ No weights are downloaded: speed and memory do not depend on their values.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,9 +19,17 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from autofit.errors import UserError
 from autofit.spec import Workload
-from autofit.workload.initialise import FastRandom
+from autofit.workload.construct import (
+    as_dtype,
+    blamed,
+    call_builder,
+    quick,
+    set_attention,
+    sketch,
+    without_adapters,
+)
 from autofit.workload.objects import LiveObjects, load_objects
-from autofit.workload.sources import FoundConfig, check_trainable, find_config, first_line, remote_code_needed
+from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
     DEFAULT_TEXT_LENGTH,
     Task,
@@ -126,10 +132,12 @@ def resolve_with(workload: Workload, objects: LiveObjects | None) -> ResolvedMod
 
 def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
     """A live module, or a function that builds one: the model itself says what it is."""
-    model = objects.model if objects.model is not None else _sketch(objects)
+    model = objects.model if objects.model is not None else sketch(objects)
     config = getattr(model, "config", None)
     config = config if isinstance(config, PretrainedConfig) else None
-    task = parse_task(workload.task) if workload.task else task_of_class(type(_unwrapped(model)).__name__)
+    task = (
+        parse_task(workload.task) if workload.task else task_of_class(type(without_adapters(model)).__name__)
+    )
     if task is not None and config is not None:
         seq_len = sequence_length(workload.seq_len, task, config)
     else:
@@ -170,25 +178,15 @@ def build(
     dtype = getattr(torch, weight_dtype)
     objects = resolved.objects
     if objects is not None and objects.is_live:
-        model = objects.model if objects.model is not None else _called(objects, device=device)
-        model = _as_dtype(model, dtype).to(device)
+        model = objects.model if objects.model is not None else call_builder(objects, device=device)
+        model = as_dtype(model, dtype).to(device)
         if isinstance(model, PreTrainedModel):
             _prepare(model.config, resolved.task)
-            _set_attention(model, attn_implementation or resolved.attn_implementation)
+            set_attention(model, attn_implementation or resolved.attn_implementation)
     else:
         construct = functools.partial(_construct, resolved, attn_implementation, dtype)
-        model = _blamed(construct, device, f"model {resolved.name!r} cannot be built")
+        model = blamed(construct, device, f"model {resolved.name!r} cannot be built")
     return model.train()
-
-
-def _set_attention(model: PreTrainedModel, implementation: str | None) -> None:
-    if implementation is None:
-        return
-    try:
-        model.set_attn_implementation(implementation)
-    except (ValueError, ImportError) as error:
-        message = f"the model does not take attention {implementation!r}: {first_line(error)}"
-        raise UserError(message) from error
 
 
 def model_class(resolved: ResolvedModel) -> type:
@@ -211,65 +209,8 @@ def _construct(
     attention = attn_implementation or resolved.attn_implementation
     if attention is not None:
         options["attn_implementation"] = attention
-    with torch.device(device), _quick(device):
+    with torch.device(device), quick(device):
         model: PreTrainedModel = resolved.auto_class.from_config(config, **options)
-    return model
-
-
-def _blamed(make: Callable[[str], Any], device: str, what: str) -> Any:
-    """Call `make(device)`; when it fails, try on `meta`: what fails there too, alike, is the user's mistake."""
-    try:
-        return make(device)
-    except MemoryError:
-        raise
-    except Exception as error:
-        if device != "meta":
-            try:
-                make("meta")
-            except Exception as again:
-                if (type(again), str(again)) != (type(error), str(error)):
-                    raise error from None
-            else:
-                raise
-        message = f"{what}: {type(error).__name__}: {first_line(error)}"
-        raise UserError(message) from error
-
-
-def _called(objects: LiveObjects, *, device: str) -> torch.nn.Module:
-    make = cast("Callable[[], torch.nn.Module]", objects.model_init)
-
-    def run(where: str) -> Any:
-        # Only `meta` is imposed: elsewhere the user's function decides, as it does under the Trainer.
-        place = torch.device("meta") if where == "meta" else contextlib.nullcontext()
-        with place, _quick("meta" if where == "meta" else "cpu"):
-            return make()
-
-    model = _blamed(run, device, "the function that builds the model raised")
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"the function that builds the model returned a {type(model).__name__}, not a module")
-    return model
-
-
-def _sketch(objects: LiveObjects) -> torch.nn.Module:
-    """The model that the user's function builds, without memory if the function allows it."""
-    try:
-        return _called(objects, device="meta")
-    except UserError:  # a function that moves or reads tensors cannot run on `meta`
-        return _called(objects, device="cpu")
-
-
-@contextlib.contextmanager
-def _quick(device: str) -> Iterator[None]:
-    with FastRandom() if torch.device(device).type == "cpu" else contextlib.nullcontext():
-        yield
-
-
-def _as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Cast parameters and saved buffers; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
-    saved = set(model.state_dict(keep_vars=True))
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name in saved and tensor.dtype != dtype and tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
     return model
 
 
@@ -289,11 +230,6 @@ def _substitute_padding(config: PretrainedConfig) -> int:
     return end if isinstance(end, int) and 0 <= end < vocabulary else 0
 
 
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    inner = getattr(model, "get_base_model", None)  # PEFT
-    return inner() if callable(inner) else model
-
-
 def facts(resolved: ResolvedModel) -> dict[str, Any]:
     """What the parent needs to know of the model, as JSON. Counts parameters on `meta`; tied ones count once.
 
@@ -305,7 +241,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
     """
     objects = resolved.objects
     if objects is not None and objects.is_live:
-        model = objects.model if objects.model is not None else _sketch(objects)
+        model = objects.model if objects.model is not None else sketch(objects)
     else:
         model = build(resolved, device="meta")
     config = resolved.config

@@ -1,0 +1,99 @@
+"""Constructing a model: fast on the CPU, with mistakes told apart from missing memory; live models made ready."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from autofit.errors import UserError
+from autofit.workload.initialise import FastRandom
+from autofit.workload.objects import LiveObjects
+from autofit.workload.sources import first_line
+
+
+def blamed(make: Callable[[str], Any], device: str, what: str) -> Any:
+    """Call `make(device)`; when it fails, try on `meta`: what fails there too, alike, is the user's mistake."""
+    try:
+        return make(device)
+    except (MemoryError, UserError):
+        raise
+    except Exception as error:
+        if device != "meta":
+            try:
+                make("meta")
+            except Exception as again:
+                if (type(again), str(again)) != (type(error), str(error)):
+                    raise error from None
+            else:
+                raise
+        message = f"{what}: {type(error).__name__}: {first_line(error)}"
+        raise UserError(message) from error
+
+
+@contextlib.contextmanager
+def quick(device: str) -> Iterator[None]:
+    """Fast random weights while building on the CPU; nothing elsewhere."""
+    with FastRandom() if torch.device(device).type == "cpu" else contextlib.nullcontext():
+        yield
+
+
+def call_builder(objects: LiveObjects, *, device: str) -> torch.nn.Module:
+    """The model that the user's function builds, where the function wants it (`meta`: without memory).
+
+    Raises:
+        UserError: the function raises, or returns something else.
+    """
+    make = cast("Callable[[], torch.nn.Module]", objects.model_init)
+
+    def run(where: str) -> Any:
+        # Only `meta` is imposed: elsewhere the user's function decides, as it does under the Trainer.
+        place = torch.device("meta") if where == "meta" else contextlib.nullcontext()
+        with place, quick("meta" if where == "meta" else "cpu"):
+            return make()
+
+    model = blamed(run, device, "the function that builds the model raised")
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"the function that builds the model returned a {type(model).__name__}, not a module")
+    return model
+
+
+def sketch(objects: LiveObjects) -> torch.nn.Module:
+    """The model that the user's function builds, without memory if the function allows it."""
+    try:
+        return call_builder(objects, device="meta")
+    except UserError:  # a function that moves or reads tensors cannot run on `meta`
+        return call_builder(objects, device="cpu")
+
+
+def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
+    """The transformers model inside a PEFT model; any other model itself."""
+    inner = getattr(model, "get_base_model", None)
+    return inner() if callable(inner) else model
+
+
+def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """Cast parameters and saved buffers; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
+    saved = set(model.state_dict(keep_vars=True))
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in saved and tensor.dtype != dtype and tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return model
+
+
+def set_attention(model: PreTrainedModel, implementation: str | None) -> None:
+    """Change a live model's attention; None leaves it.
+
+    Raises:
+        UserError: the model does not take it.
+    """
+    if implementation is None:
+        return
+    try:
+        model.set_attn_implementation(implementation)
+    except (ValueError, ImportError) as error:
+        message = f"the model does not take attention {implementation!r}: {first_line(error)}"
+        raise UserError(message) from error
