@@ -6,6 +6,7 @@ on tiles of 8 in 16 bit) come first in order, but every divisor stays legal: pub
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,8 @@ class Space:
     configs: tuple[TrialConfig, ...]
     removals: tuple[Removal, ...] = ()
     notes: tuple[str, ...] = ()
-    _by_key: dict[str, TrialConfig] = field(default_factory=dict, repr=False, compare=False)
+    _extras: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    _by_params: dict[str, TrialConfig] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.configs:
@@ -74,13 +76,18 @@ class Space:
                 "the space is empty: no configuration is left",
                 hint="loosen --precision, --optim, --checkpointing or --batch-size",
             )
-        self._by_key.update((config.key(), config) for config in self.configs)
+        names = dict.fromkeys(name for config in self.configs for name, _ in config.extra)
+        object.__setattr__(self, "_extras", tuple(names))
+        self._by_params.update((_params_key(self.params_of(config)), config) for config in self.configs)
 
     def __len__(self) -> int:
         return len(self.configs)
 
     def __contains__(self, config: object) -> bool:
-        return isinstance(config, TrialConfig) and config.key() in self._by_key
+        return (
+            isinstance(config, TrialConfig)
+            and self._by_params.get(_params_key(self.params_of(config))) == config
+        )
 
     def choices(self) -> dict[str, tuple[Scalar, ...]]:
         """Parameter name -> its values in order of first appearance; extras under their own names."""
@@ -91,22 +98,18 @@ class Space:
         return {name: tuple(values) for name, values in found.items()}
 
     def params_of(self, config: TrialConfig) -> dict[str, Scalar]:
-        """The configuration as Optuna parameters: accumulation is derived, so it is not one."""
-        params = config.to_json()
+        """The configuration as Optuna parameters: accumulation is derived, so it is not one; an extra that only others have is None."""
+        params = {**dict.fromkeys(self._extras), **config.to_json()}
         del params["gradient_accumulation_steps"]
         return params
 
     def config_of(self, params: Mapping[str, Scalar]) -> TrialConfig | None:
         """The legal configuration with these parameters; None when the combination is not in the space."""
-        sizes = self._accumulations()
-        batch = params["per_device_train_batch_size"]
-        if batch not in sizes:
-            return None
-        data = {**params, "gradient_accumulation_steps": sizes[batch]}
-        return self._by_key.get(TrialConfig.from_json(data).key())
+        return self._by_params.get(_params_key(params))
 
-    def _accumulations(self) -> dict[Scalar, int]:
-        return {c.per_device_train_batch_size: c.gradient_accumulation_steps for c in self.configs}
+
+def _params_key(params: Mapping[str, Scalar]) -> str:
+    return json.dumps(params, sort_keys=True)
 
 
 def divisors(number: int) -> tuple[int, ...]:

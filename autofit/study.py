@@ -70,7 +70,7 @@ class TrialStudy:
     def ask(self) -> Proposal:
         """Return the sampler's next proposal."""
         trial = self._study.ask(self._distributions)
-        why = trial.user_attrs.get("why")
+        why = getattr(self._study.sampler, "why", None)
         return Proposal(trial=trial, config=self._space.config_of(trial.params), why=why)
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> TrialRecord:
@@ -134,8 +134,12 @@ class TrialStudy:
                     )
 
     def _recover(self) -> None:
-        """Take in what an earlier process left: finished records, and trials that were running when it died."""
-        for trial in self._study.get_trials(deepcopy=False):
+        """Take in what an earlier process left: finished records, and trials that were running or waiting when it died."""
+        trials = self._study.get_trials(deepcopy=False)
+        for _ in range(sum(trial.state is TrialState.WAITING for trial in trials)):
+            # It would be proposed in the place of what this process enqueues.
+            self._study.tell(self._study.ask().number, state=TrialState.FAIL)
+        for trial in trials:
             record = _record_of(trial)
             if trial.state is TrialState.RUNNING:
                 if record is not None:

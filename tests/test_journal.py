@@ -50,7 +50,7 @@ def check_prefix(data: bytes) -> None:
         numbers = [record.number for record in study.records]
         assert numbers == sorted(set(numbers)), "numbers are unique and in order"
         states = [trial.state for trial in raw.get_trials(deepcopy=False)]
-        assert TrialState.RUNNING not in states, "what was in flight has ended"
+        assert {TrialState.RUNNING, TrialState.WAITING}.isdisjoint(states), "what was in flight has ended"
 
         proposal = study.ask()
         assert proposal.config is not None

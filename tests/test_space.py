@@ -67,6 +67,7 @@ def test_parameters_outside_the_space_lead_to_nothing() -> None:
     params = space.params_of(space.configs[0])
     assert space.config_of({**params, "per_device_train_batch_size": 5}) is None
     assert space.config_of({**params, "optim": "sgd"}) is None
+    assert space.config_of({}) is None
     assert TrialConfig(per_device_train_batch_size=12, gradient_accumulation_steps=2) not in space
     assert "12x1" not in space
 

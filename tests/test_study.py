@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autofit.config import Precision
 from autofit.errors import StudyError
-from autofit.space import Capabilities, build_space
+from autofit.space import Capabilities, Space, build_space
 from autofit.study import CONSTRAINT, RECORD, TrialStudy
 from autofit.trial import Outcome, Reason, Role, TrialRecord
 from tests.builders import make_config, make_record
@@ -193,6 +193,35 @@ def test_a_kill_before_the_record_loses_that_trial_only(tmp_path: Path) -> None:
     assert [record.number for record in study.records] == [0]
     assert raw.get_trials(deepcopy=False)[1].state is TrialState.FAIL
     assert study.known(SPACE.configs[1]) is None
+
+
+def test_what_an_earlier_process_had_enqueued_does_not_come_before_our_own(tmp_path: Path) -> None:
+    path = tmp_path / "study.log"
+    opened_trials(path).enqueue(SPACE.configs[3])
+    raw = opened(path)
+    study = TrialStudy(raw, SPACE)
+    assert [trial.state for trial in raw.get_trials(deepcopy=False)] == [TrialState.FAIL]
+    study.enqueue(ONE)
+    assert study.ask().config == ONE
+    assert study.records == ()
+
+
+def test_configurations_with_and_without_an_extra_are_told_apart() -> None:
+    eager = ONE.but(extra=(("attn_implementation", "eager"),))
+    space = Space(configs=(ONE, eager))
+    study = TrialStudy(opened(None), space)
+    for config in (ONE, eager, ONE):
+        study.enqueue(config)
+        proposal = study.ask()
+        assert proposal.config == config
+        study.tell(proposal, make_record(0, config, 10.0))
+        study.add(make_record(0, config, 11.0, role=Role.PLAYOFF))
+    asked = set()
+    for _ in range(20):
+        proposal = study.ask()
+        asked.add(proposal.config)
+        study.drop(proposal)
+    assert asked == {ONE, eager}
 
 
 def test_a_study_over_other_choices_is_refused_by_name(tmp_path: Path) -> None:
