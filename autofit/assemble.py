@@ -53,7 +53,7 @@ def assemble(
         spec=spec,
         device=device,
         software=software or {},
-        model={k: v for k, v in (model or {}).items() if k != "config"},
+        model=_kept_facts(model or {}),
         memory_limit_bytes=memory_limit_bytes,
         trials=tuple(records),
         removals=tuple(asdict(removal) for removal in space.removals),
@@ -70,6 +70,13 @@ def assemble(
         cost=_cost(finding, records, speedup),
         argument_defaults=argument_defaults or {},
     )
+
+
+def _kept_facts(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's facts without its whole config, of which only the dtype of its checkpoint matters to the reader."""
+    kept = {name: value for name, value in model.items() if name != "config"}
+    dtype = (model.get("config") or {}).get("dtype")
+    return {**kept, "config": {"dtype": dtype}} if dtype is not None else kept
 
 
 def _baseline(config: TrialConfig, known: Mapping[str, Estimate], records: Sequence[TrialRecord]) -> Baseline:

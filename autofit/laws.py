@@ -19,6 +19,7 @@ from autofit.memory.trace.request import TraceRequest
 from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
+TRACER_VERSION = "1"  #: raise it when the tracer, its patches or its loop change what a trace holds
 VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes")
 SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
 
@@ -88,8 +89,8 @@ class Setting:
 
 def versions() -> dict[str, str]:
     """Installed versions that decide what a training step allocates (read without importing them)."""
-    found = {}
-    for name in (*VERSIONED, "autofit-trainer"):
+    found = {"tracer": TRACER_VERSION}
+    for name in VERSIONED:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

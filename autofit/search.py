@@ -27,8 +27,9 @@ from autofit.units import format_bytes, format_seconds
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
 CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search gives up confirming
-PLAYOFF_TRIALS = 36  #: upper bound of play-off runs
+PLAYOFF_SECONDS = 60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
 PROPOSAL_SHARE, PLAYOFF_SHARE = 0.7, 0.9  #: of the time budget: what is left is for the parts that follow
+AFTER_SEARCH = frozenset({Role.PLAYOFF, Role.CONFIRMATION})
 RETRIED = frozenset({Reason.CRASH, Reason.UNREADABLE_ANSWER})
 
 
@@ -209,7 +210,7 @@ class Search:
             self._study.enqueue(config)
             self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
         elif self._terms.baselines_outside_space:
-            self._observer.trial_ended(self._study.add(self._trial(config, role, "baseline outside the space")))
+            self._add(config, role, "baseline outside the space")
 
     def _proposals(self) -> str:
         """Ask and run until the sampler or the space has nothing more; return why it ended."""
@@ -299,18 +300,24 @@ class Search:
             why=why,
         )
 
+    def _add(self, config: TrialConfig, role: Role, why: str, *, full_length: bool = False) -> TrialRecord:
+        """Run a trial that no sampler proposed."""
+        record = self._study.add(self._trial(config, role, why, full_length=full_length))
+        self._observer.trial_ended(record)
+        if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
+            raise KeyboardInterrupt
+        return record
+
     def _playoff(self) -> None:
-        """Run the leaders in interleaved rounds until they are separated or tied."""
-        for _ in range(PLAYOFF_TRIALS):
+        """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
+        allowed = max(PLAYOFF_SECONDS, sum(r.seconds for r in self._records if r.role not in AFTER_SEARCH))
+        while sum(r.seconds for r in self._records if r.role is Role.PLAYOFF) < allowed:
             verdict = playoff.decide(self._records, tolerance=self._terms.tolerance)
             if not verdict.next_round:
                 return
             for config in verdict.next_round:
                 self._check_budget(PLAYOFF_SHARE)
-                record = self._study.add(self._trial(config, Role.PLAYOFF, "play-off round"))
-                self._observer.trial_ended(record)
-                if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
-                    raise KeyboardInterrupt
+                self._add(config, Role.PLAYOFF, "play-off round")
 
     def _confirm(self) -> bool:
         """Run the winner at full accumulation and longest length; one that fails makes place for the next."""
@@ -321,8 +328,7 @@ class Search:
             if any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in self._records if r.config == winner):
                 return True
             self._check_budget(1.0)
-            record = self._study.add(self._trial(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True))
-            self._observer.trial_ended(record)
+            record = self._add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
             if record.outcome is Outcome.COMPLETED:
                 return True
             if record.outcome is Outcome.FAILED:

@@ -7,11 +7,12 @@ import click
 
 @click.command("show", short_help="Show the report of a result file again.")
 @click.argument("result", type=click.Path())
-def command(result: str) -> None:
+@click.option("--all", "everything", is_flag=True, help="Every trial, also in long tables.")
+def command(result: str, everything: bool) -> None:
     """Show the report of RESULT (best.json) again. Runs nothing."""
     from rich.console import Console
 
-    from autofit.report import render
+    from autofit.report import TRIAL_ROWS, render
     from autofit.result import load
 
-    render(load(result), Console())
+    render(load(result), Console(), trial_rows=None if everything else TRIAL_ROWS)
