@@ -85,7 +85,11 @@ class MemoryEstimate:
     @property
     def spare_bytes(self) -> int | None:
         """Memory that would be left at the smallest footprint; negative when it does not fit; None without a size."""
-        return None if self.memory_bytes is None else self.memory_bytes - self.context_bytes - self.min_capacity_bytes
+        return (
+            None
+            if self.memory_bytes is None
+            else self.memory_bytes - self.context_bytes - self.min_capacity_bytes
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The document that `autofit estimate --json` prints."""
@@ -146,9 +150,15 @@ def estimate(
     """
     target = target_of(gpu, memory)
     config = config_of(
-        batch_size=batch_size, effective_batch=effective_batch, precision=precision, checkpointing=checkpointing, optim=optim
+        batch_size=batch_size,
+        effective_batch=effective_batch,
+        precision=precision,
+        checkpointing=checkpointing,
+        optim=optim,
     )
-    with subject_of(model, task=task, seq_len=seq_len, attn=attn_implementation, trust_remote_code=trust_remote_code) as workload:
+    with subject_of(
+        model, task=task, seq_len=seq_len, attn=attn_implementation, trust_remote_code=trust_remote_code
+    ) as workload:
         return estimate_all(workload, [config], target, padded=padded)[0]
 
 
@@ -164,12 +174,17 @@ def config_of(
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{name} must be a positive whole number, got {value!r}")
     if batch_size is None:
-        batch_size = DEFAULT_BATCH if effective_batch is None else max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
+        batch_size = (
+            DEFAULT_BATCH
+            if effective_batch is None
+            else max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
+        )
     effective_batch = effective_batch or batch_size
     if effective_batch % batch_size:
         near = [d for d in divisors(effective_batch) if d <= batch_size][-1]
         raise UserError(
-            f"batch size {batch_size} does not divide the effective batch {effective_batch} exactly", hint=f"the next smaller that does is {near}"
+            f"batch size {batch_size} does not divide the effective batch {effective_batch} exactly",
+            hint=f"the next smaller that does is {near}",
         )
     return TrialConfig(
         per_device_train_batch_size=batch_size,
@@ -188,7 +203,9 @@ def target_of(gpu: str | None, memory: str | int | None) -> Target:
     """
     size = None if memory is None else parse_size(memory, what="memory")
     if gpu is None:
-        warnings = [f"no card was named: compute capability {TYPICAL_CAPABILITY} and a context of {TYPICAL_CONTEXT_BYTES // MIB} MiB are assumed"]
+        warnings = [
+            f"no card was named: compute capability {TYPICAL_CAPABILITY} and a context of {TYPICAL_CONTEXT_BYTES // MIB} MiB are assumed"
+        ]
         name = "an unnamed card"
         precisions = tuple(p for p in Precision if p is not Precision.PURE_BF16)
         return Target(
@@ -220,8 +237,10 @@ def estimate_all(
     workload: Workload, configs: Sequence[TrialConfig], target: Target, *, padded: bool = False
 ) -> list[MemoryEstimate]:
     """One estimate per configuration, in order."""
-    with _asking(workload) as (facts, ask):
-        setting = Setting(workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded)
+    with asking(workload) as (facts, ask):
+        setting = Setting(
+            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded
+        )
         laws = collect(setting, configs, ask, single=any(c.per_device_train_batch_size == 1 for c in configs))
         return [_estimate(setting, config, laws[law_class(setting, config)], target) for config in configs]
 
@@ -245,7 +264,9 @@ def largest_batches(
         UserError: the target's memory was not said.
     """
     if target.memory_bytes is None:
-        raise UserError("--max-batch needs the device's memory", hint="name a card with --gpu or a size with --memory")
+        raise UserError(
+            "--max-batch needs the device's memory", hint="name a card with --gpu or a size with --memory"
+        )
     room = target.memory_bytes - target.context_bytes
     configs = [
         TrialConfig(
@@ -259,8 +280,10 @@ def largest_batches(
         for on in (checkpointing or (False, True))
         for optim in (optims or DEFAULT_OPTIMS)
     ]
-    with _asking(workload) as (facts, ask):
-        setting = Setting(workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded)
+    with asking(workload) as (facts, ask):
+        setting = Setting(
+            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded
+        )
         laws = collect(setting, configs, ask, workers=max(1, os.cpu_count() or 1), single=True)
     rows = []
     for config in configs:
@@ -285,7 +308,12 @@ def subject_of(
     model: Any, *, task: str | None, seq_len: int | None, attn: str | None, trust_remote_code: bool
 ) -> Iterator[Workload]:
     """The workload of a name or of a live object (which travels in a private file)."""
-    more = {"task": task, "seq_len": seq_len, "attn_implementation": attn, "trust_remote_code": trust_remote_code}
+    more = {
+        "task": task,
+        "seq_len": seq_len,
+        "attn_implementation": attn,
+        "trust_remote_code": trust_remote_code,
+    }
     if isinstance(model, str | Path):
         yield Workload(model=str(model), **more)  # type: ignore[arg-type]
         return
@@ -296,8 +324,12 @@ def subject_of(
 
 
 @contextlib.contextmanager
-def _asking(workload: Workload) -> Iterator[tuple[dict[str, Any], Ask]]:
-    """(facts about the model, how to ask for laws); a child is started only when the caches do not know."""
+def asking(workload: Workload) -> Iterator[tuple[dict[str, Any], Ask]]:
+    """(facts about the model, how to ask a child for laws); a child is started only when the caches do not know.
+
+    Raises:
+        UserError: the model cannot be resolved.
+    """
     with contextlib.ExitStack() as stack:
         started: list[ProcessRunner] = []
 
@@ -319,7 +351,10 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
     law, batch = found.laws.memory, config.per_device_train_batch_size
     peaks = law.predict(batch)
     anatomy = dissect(
-        law.trace(batch), context_bytes=target.context_bytes, seen=law.replay(batch), reserved_bytes=peaks.peak_reserved_bytes
+        law.trace(batch),
+        context_bytes=target.context_bytes,
+        seen=law.replay(batch),
+        reserved_bytes=peaks.peak_reserved_bytes,
     )
     return MemoryEstimate(
         config=config,
@@ -369,15 +404,24 @@ def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Targ
         min_capacity_bytes=answer.peaks.min_capacity_bytes,
         context_bytes=target.context_bytes,
         device_used_bytes=total,
-        anatomy={"parts": {name: {"bytes": size, "share": round(size / total, 6)} for name, size in parts.items()}, "peak": None},
+        anatomy={
+            "parts": {name: {"bytes": size, "share": round(size / total, 6)} for name, size in parts.items()},
+            "peak": None,
+        },
         fits=_fits(target, answer.peaks.min_capacity_bytes),
         confidence="formula",
-        warnings=(*target.warnings, f"this could not be traced ({reason}): a closed formula answered, {error}", *answer.notes),
+        warnings=(
+            *target.warnings,
+            f"this could not be traced ({reason}): a closed formula answered, {error}",
+            *answer.notes,
+        ),
     )
 
 
 def _fits(target: Target, capacity_bytes: int) -> bool | None:
-    return None if target.memory_bytes is None else target.context_bytes + capacity_bytes <= target.memory_bytes
+    return (
+        None if target.memory_bytes is None else target.context_bytes + capacity_bytes <= target.memory_bytes
+    )
 
 
 def largest_json(workload: Workload, target: Target, rows: Sequence[LargestBatch]) -> dict[str, Any]:

@@ -71,7 +71,9 @@ class TracedForecast:
         low = min(int(peaks.peak_allocated_bytes / OVER), likely)
         high = max(int(peaks.min_capacity_bytes / SPARE), likely)
         return MemoryForecast(
-            low_bytes=self.context_bytes + low, bytes=self.context_bytes + likely, high_bytes=self.context_bytes + high
+            low_bytes=self.context_bytes + low,
+            bytes=self.context_bytes + likely,
+            high_bytes=self.context_bytes + high,
         )
 
     def _seconds(self, config: TrialConfig) -> StepSeconds | None:

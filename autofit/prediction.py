@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,12 +13,13 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import UserError, WorkerError
 from autofit.forecast import TracedForecast
-from autofit.laws import Ask, Setting, collect, law_class
+from autofit.laws import Ask, ClassLaws, Setting, collect, law_class
 from autofit.space import Space
 from autofit.spec import Workload
 
 Predictor = Callable[[int], TracedForecast]
 MAX_WORKERS = 8
+PATIENCE_SECONDS = 90.0
 
 
 def predictor_for(
@@ -28,31 +30,30 @@ def predictor_for(
     space: Space,
     ask: Ask,
     say: Callable[[str], None],
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> Predictor | None:
-    """Return limit in bytes -> forecasts for every configuration of `space`; None when nothing can be predicted.
+    """Return limit in bytes -> forecasts for the configurations of `space`; None when nothing can be predicted.
 
     Args:
-        device: a CUDA device; others are not predicted (a CPU's allocator is another one).
+        device: a CUDA device, here or recorded; others are not predicted (a CPU's allocator is another one).
         workload, facts: what is trained, and a child's description of it.
-        space: whose classes are traced.
+        space: whose classes are traced, the plainest first.
         ask: sends an estimate request to a child.
-        say: told what could not be predicted, and why.
+        say: told what is not predicted, and why.
+        patience_seconds: no further class is traced after this time; what was traced is kept for the next search.
     """
-    if device.kind != "cuda" or device.compute_capability is None or "digest" not in facts:
+    card = _card(device.name)
+    capability = device.compute_capability or (
+        None if card is None or card.is_amd else card.compute_capability
+    )
+    if device.kind != "cuda" or capability is None or "digest" not in facts:
         return None
-    setting = Setting(workload=workload, facts=facts, compute_capability=device.compute_capability)
-    representatives = class_representatives(setting, space)
-    try:
-        laws = collect(setting, representatives, ask, workers=_workers())
-    except (UserError, WorkerError) as error:
-        say(f"memory is not predicted: {error.message}; it is learned from the trials")
-        return None
-    reasons = {found.reason for found in laws.values() if found.laws is None}
-    for reason in sorted(str(r) for r in reasons):
+    setting = Setting(workload=workload, facts=facts, compute_capability=capability)
+    laws = _collected(setting, class_representatives(setting, space), ask, say, patience_seconds)
+    for reason in sorted({str(found.reason) for found in laws.values() if found.laws is None}):
         say(f"memory of some configurations is not predicted: {reason}")
     if all(found.laws is None for found in laws.values()):
         return None
-    card = _card(device.name)
 
     def predictor(limit_bytes: int) -> TracedForecast:
         return TracedForecast(
@@ -60,6 +61,30 @@ def predictor_for(
         )
 
     return predictor
+
+
+def _collected(
+    setting: Setting,
+    configs: list[TrialConfig],
+    ask: Ask,
+    say: Callable[[str], None],
+    patience_seconds: float,
+) -> dict[str, ClassLaws]:
+    """Laws of as many classes as patience allows."""
+    workers = _workers()
+    begin, found = time.monotonic(), dict[str, ClassLaws]()
+    for first in range(0, len(configs), 2 * workers):
+        if time.monotonic() - begin > patience_seconds:
+            say(
+                f"memory of {len(configs) - first} of {len(configs)} classes is not predicted: tracing took {patience_seconds:.0f} s"
+            )
+            break
+        try:
+            found |= collect(setting, configs[first : first + 2 * workers], ask, workers=workers)
+        except (UserError, WorkerError) as error:
+            say(f"memory is not predicted: {error.message}; it is learned from the trials")
+            break
+    return found
 
 
 def class_representatives(setting: Setting, space: Space) -> list[TrialConfig]:
@@ -71,7 +96,7 @@ def class_representatives(setting: Setting, space: Space) -> list[TrialConfig]:
 
 
 def _workers() -> int:
-    return max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // 2))
+    return max(1, min(MAX_WORKERS, os.cpu_count() or 1))
 
 
 def _card(name: str) -> Card | None:

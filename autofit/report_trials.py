@@ -119,7 +119,7 @@ def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | 
 
 def more(left_out: int) -> list[str]:
     """What stands for rows that are not shown."""
-    return [f"  ... and {left_out} more: all are under `trials` in the result file"] if left_out > 0 else []
+    return [f"  ... and {left_out} more: autofit show --all"] if left_out > 0 else []
 
 
 def knob_lines(result: TuneResult, found: Found, width: int) -> list[str]:

@@ -15,6 +15,7 @@ from autofit.assemble import assemble
 from autofit.config import parse_precisions
 from autofit.device import Device
 from autofit.errors import UserError
+from autofit.estimation import asking
 from autofit.files import check_writable
 from autofit.landscape import Landscape
 from autofit.prediction import Predictor, predictor_for
@@ -88,6 +89,7 @@ def tune(
     trainer_cls: type | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
+    predict: bool = True,
 ) -> TuneResult:
     """Find the fastest `TrainingArguments` that fit, by running short trials of the real Trainer.
 
@@ -112,6 +114,7 @@ def tune(
         args: `TrainingArguments` whose other fields are kept.
         trainer_cls, trainer_kwargs: a Trainer subclass and further keywords for it.
         observer: told of every trial.
+        predict: whether memory and time are predicted from traces before the first trial (on CUDA devices).
 
     Returns:
         The answer with its proof; `result.training_arguments(output_dir=...)` is ready to use.
@@ -147,15 +150,21 @@ def tune(
             precisions=parse_precisions(precision),
             optims=_names(optim),
             checkpointing=None if checkpointing is None else (checkpointing,),
-            batch_sizes=(batch_size,) if isinstance(batch_size, int) else None if batch_size is None else tuple(batch_size),
+            batch_sizes=(batch_size,)
+            if isinstance(batch_size, int)
+            else None
+            if batch_size is None
+            else tuple(batch_size),
             trials=_whole(trials, "trials"),
             timeout_seconds=None if timeout is None else parse_duration(timeout, what="timeout"),
-            trial_timeout_seconds=None if trial_timeout is None else parse_duration(trial_timeout, what="trial_timeout"),
+            trial_timeout_seconds=None
+            if trial_timeout is None
+            else parse_duration(trial_timeout, what="trial_timeout"),
             sampler=sampler,
             seed=seed,
             tolerance=tolerance,
         )
-        return run_search(spec, study=study, observer=observer)
+        return run_search(spec, study=study, observer=observer, predict=predict)
 
 
 def run_search(
@@ -164,19 +173,34 @@ def run_search(
     study: str | Path | None = None,
     observer: Observer | None = None,
     landscape: Landscape | None = None,
+    predict: bool = True,
 ) -> TuneResult:
-    """Search as `spec` says, on the device or on a landscape. See `tune` for what is raised."""
+    """Search as `spec` says, on the device or on a landscape. See `tune` for what is raised.
+
+    Args:
+        spec: the terms.
+        study: journal file; None = in memory.
+        observer: told of every trial.
+        landscape: stands for the device.
+        predict: whether memory and time are predicted from traces before the first trial.
+    """
     if spec.sampler not in SAMPLERS:
         raise UserError(f"unknown sampler {spec.sampler!r}", hint=f"choose from {', '.join(SAMPLERS)}")
     if study is not None:
         check_writable(study, what="study file")
     observer = observer or Silent()
-    scene_of = _replayed_scene(spec, landscape) if landscape is not None else _real_scene(spec, observer)
+    scene_of = (
+        _replayed_scene(spec, landscape, observer, predict=predict)
+        if landscape is not None
+        else _real_scene(spec, observer, predict=predict)
+    )
     with scene_of as scene:
         return _search_in(scene, spec, study, observer)
 
 
-def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer) -> TuneResult:
+def _search_in(
+    scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer
+) -> TuneResult:
     from autofit.journal import open_study, stored_identity
     from autofit.sampler import make_sampler
     from autofit.study import TrialStudy
@@ -195,7 +219,9 @@ def _search_in(scene: Scene, spec: SearchSpec, study_path: str | Path | None, ob
         memory=forecast,
         prior=forecast,
     )
-    study = TrialStudy(open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
+    study = TrialStudy(
+        open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space
+    )
     search = Search(
         terms=Terms(
             effective_batch=spec.effective_batch,
@@ -300,7 +326,7 @@ def choose_device(asked: str | None) -> str:
 
 
 @contextlib.contextmanager
-def _real_scene(spec: SearchSpec, observer: Observer) -> Iterator[Scene]:
+def _real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterator[Scene]:
     name = choose_device(spec.device)
     with ProcessRunner(spec.workload, name) as runner:
         facts = runner.describe()
@@ -315,13 +341,17 @@ def _real_scene(spec: SearchSpec, observer: Observer) -> Iterator[Scene]:
             checkpointing=spec.checkpointing,
             batch_sizes=spec.batch_sizes,
         )
-        predictor = predictor_for(
-            device=device,
-            workload=spec.workload,
-            facts=model,
-            space=space,
-            ask=lambda payload: runner.ask(Kind.ESTIMATE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS),
-            say=observer.note,
+        predictor = (
+            None
+            if not predict
+            else predictor_for(
+                device=device,
+                workload=spec.workload,
+                facts=model,
+                space=space,
+                ask=lambda payload: runner.ask(Kind.ESTIMATE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS),
+                say=observer.note,
+            )
         )
         yield Scene(
             runner=runner,
@@ -335,7 +365,9 @@ def _real_scene(spec: SearchSpec, observer: Observer) -> Iterator[Scene]:
 
 
 @contextlib.contextmanager
-def _replayed_scene(spec: SearchSpec, landscape: Landscape) -> Iterator[Scene]:
+def _replayed_scene(
+    spec: SearchSpec, landscape: Landscape, observer: Observer, *, predict: bool
+) -> Iterator[Scene]:
     from autofit.replay import ReplayRunner
 
     if spec.effective_batch != landscape.effective_batch:
@@ -345,8 +377,10 @@ def _replayed_scene(spec: SearchSpec, landscape: Landscape) -> Iterator[Scene]:
         )
     space = Space(configs=tuple(p.config for p in landscape.points if _wanted(p.config, spec)))
     precisions = tuple(dict.fromkeys(c.precision for c in space.configs))
-    facts = {"software": dict(landscape.software), "model": {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}}
+    described = {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}
+    facts = {"software": dict(landscape.software), "model": described}
     yield Scene(
+        predictor=_recorded_predictor(landscape, space, observer) if predict else None,
         runner=ReplayRunner(landscape, seed=spec.seed),
         device=replace(landscape.device, precisions=precisions),
         space=space,
@@ -355,6 +389,27 @@ def _replayed_scene(spec: SearchSpec, landscape: Landscape) -> Iterator[Scene]:
         replayed=True,
         argument_defaults=KNOWN_DEFAULTS,
     )
+
+
+def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) -> Predictor | None:
+    """Predictions for a recorded device and model, as far as both are known here."""
+    spec = landscape.spec
+    try:
+        workload = Workload(
+            model=str(spec.get("model") or ""), task=spec.get("task"), seq_len=spec.get("seq_len")
+        )
+        with asking(workload) as (facts, ask):
+            return predictor_for(
+                device=landscape.device,
+                workload=workload,
+                facts=facts,
+                space=space,
+                ask=ask,
+                say=observer.note,
+            )
+    except UserError as error:
+        observer.note(f"nothing is predicted for this landscape: {error.message}")
+        return None
 
 
 def _origin(landscape: Landscape) -> str:
@@ -399,7 +454,9 @@ def _object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
 
 def _label(model: Any, model_init: Any) -> str:
     if model is None and model_init is None:
-        raise UserError("no model given", hint="pass a name, a path, an nn.Module, a config, or model_init=...")
+        raise UserError(
+            "no model given", hint="pass a name, a path, an nn.Module, a config, or model_init=..."
+        )
     if isinstance(model, str | Path):
         return str(model)
     thing = model if model is not None else model_init

@@ -36,7 +36,9 @@ class _LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="autofit")
 def cli() -> None:
     """Find the fastest Hugging Face Trainer configuration that fits in memory, by measuring it.
@@ -52,9 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
     try:
-        status = cli.main(args=None if arguments is None else list(arguments), prog_name="autofit", standalone_mode=False)
+        status = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="autofit", standalone_mode=False
+        )
     except click.exceptions.Abort:
-        complain("interrupted: no trial had completed", hint="with --study FILE the next run goes on where this one stopped")
+        complain(
+            "interrupted: no trial had completed",
+            hint="with --study FILE the next run goes on where this one stopped",
+        )
         status = INTERRUPTED
     except click.ClickException as error:
         complain(error.format_message().rstrip("."), hint=_usage_hint(error))
@@ -63,10 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _explain(error)
         status = error.exit_code
     except KeyboardInterrupt:
-        complain("interrupted: no trial had completed", hint="with --study FILE the next run goes on where this one stopped")
+        complain(
+            "interrupted: no trial had completed",
+            hint="with --study FILE the next run goes on where this one stopped",
+        )
         status = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # so that the interpreter's last flush is quiet
         status = 0
     sys.exit(status if isinstance(status, int) else 0)
 

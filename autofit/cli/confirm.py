@@ -11,7 +11,9 @@ from autofit.units import format_bytes, format_seconds
 
 @click.command("confirm", short_help="Run the winner for many steps at full length.")
 @click.argument("result", type=click.Path())
-@click.option("--steps", type=int, default=500, show_default=True, metavar="N", help="Optimizer steps to run.")
+@click.option(
+    "--steps", type=int, default=500, show_default=True, metavar="N", help="Optimizer steps to run."
+)
 @click.option("--timeout", type=Duration(), metavar="1h", help="Longest time for the run.")
 def command(result: str, steps: int, timeout: float | None) -> None:
     """Run the winner of RESULT (best.json) for N optimizer steps at full accumulation and longest length.
@@ -22,9 +24,13 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     from autofit.result import load
 
     if steps < 2:
-        raise UserError(f"--steps must be at least 2, got {steps}", hint="optimizer state appears with the first step")
+        raise UserError(
+            f"--steps must be at least 2, got {steps}", hint="optimizer state appears with the first step"
+        )
     answer = load(result)
-    outcome = confirm(answer, steps=steps, timeout_seconds=timeout, say=lambda text: click.echo(text, err=True))
+    outcome = confirm(
+        answer, steps=steps, timeout_seconds=timeout, say=lambda text: click.echo(text, err=True)
+    )
     if outcome.failure is not None:
         text = f"{answer.best.config.label()} did not survive {steps} steps: {outcome.failure.message}"
         if outcome.outcome.value == "infeasible":
@@ -37,7 +43,9 @@ def command(result: str, steps: int, timeout: float | None) -> None:
         gradient_accumulation_steps=config.gradient_accumulation_steps,
     )
     change = speed / answer.best.samples_per_second - 1
-    click.echo(f"{config.label()} survived {outcome.measurement.optimizer_steps} optimizer steps in {format_seconds(outcome.seconds)}")
+    click.echo(
+        f"{config.label()} survived {outcome.measurement.optimizer_steps} optimizer steps in {format_seconds(outcome.seconds)}"
+    )
     click.echo(f"speed: {speed:.2f} samples/s ({change:+.1%} against the search)")
     needed = memory.needed_bytes
     if needed is not None:

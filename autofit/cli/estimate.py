@@ -14,14 +14,27 @@ from autofit.errors import UserError
 @click.command("estimate", short_help="Predict peak memory, for any card, without a GPU.")
 @workload_options
 @click.option("--batch-size", type=int, metavar="N", help="Per-device batch; 8 when left out.")
-@click.option("--effective-batch", type=int, metavar="N", help="Samples per optimizer step; the batch size when left out.")
+@click.option(
+    "--effective-batch",
+    type=int,
+    metavar="N",
+    help="Samples per optimizer step; the batch size when left out.",
+)
 @click.option("--precision", type=Names(), metavar="bf16", help="fp32, tf32, bf16, fp16, pure_bf16.")
-@click.option("--checkpointing", type=click.Choice(tuple(CHECKPOINTING)), help="Gradient checkpointing; off when left out.")
+@click.option(
+    "--checkpointing",
+    type=click.Choice(tuple(CHECKPOINTING)),
+    help="Gradient checkpointing; off when left out.",
+)
 @click.option("--optim", type=Names(), metavar="NAME", help="Optimizer by TrainingArguments' name.")
 @click.option("--gpu", metavar="NAME", help="A card: T4, V100-16GB, RTX 3090, A100-80GB, H100, ...")
-@click.option("--memory", type=Size(), metavar="SIZE", help="Device memory to use; all of the card when left out.")
+@click.option(
+    "--memory", type=Size(), metavar="SIZE", help="Device memory to use; all of the card when left out."
+)
 @click.option("--padded", is_flag=True, help="Batches hold padding, so that attention needs a mask.")
-@click.option("--max-batch", is_flag=True, help="Largest batch for every precision x checkpointing x optimizer.")
+@click.option(
+    "--max-batch", is_flag=True, help="Largest batch for every precision x checkpointing x optimizer."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     batch_size: int | None,
@@ -53,7 +66,10 @@ def command(
     precisions = parse_precisions(precision)
     if max_batch:
         if batch_size is not None:
-            raise UserError("--max-batch finds the batch size: --batch-size cannot be given with it", hint="leave one of them out")
+            raise UserError(
+                "--max-batch finds the batch size: --batch-size cannot be given with it",
+                hint="leave one of them out",
+            )
         rows = estimation.largest_batches(
             workload,
             target,
@@ -86,7 +102,9 @@ def _one(names: tuple[str, ...] | None, flag: str) -> str | None:
     if names is None:
         return None
     if len(names) > 1:
-        raise UserError(f"{flag} takes one value here, got {','.join(names)}", hint="with --max-batch it takes several")
+        raise UserError(
+            f"{flag} takes one value here, got {','.join(names)}", hint="with --max-batch it takes several"
+        )
     return names[0]
 
 

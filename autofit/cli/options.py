@@ -38,7 +38,9 @@ class Names(click.ParamType):
 
     name = "a,b"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
         if isinstance(value, tuple):
             return value
         names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
@@ -52,7 +54,9 @@ class Numbers(click.ParamType):
 
     name = "n,m"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -84,12 +88,21 @@ workload_options = options(
 )
 space_options = options(
     click.option("--effective-batch", type=int, metavar="N", help="Samples per optimizer step, exactly."),
-    click.option("--memory", type=Size(), metavar="SIZE", help="Device memory to use (16GiB); what is free when left out."),
+    click.option(
+        "--memory",
+        type=Size(),
+        metavar="SIZE",
+        help="Device memory to use (16GiB); what is free when left out.",
+    ),
     click.option("--device", metavar="cuda:0|cpu", help="Where to run; the first card when left out."),
     click.option("--precision", type=Names(), metavar="bf16,fp16", help="fp32, tf32, bf16, fp16, pure_bf16."),
     click.option("--optim", type=Names(), metavar="a,b", help="Optimizers by TrainingArguments' names."),
     click.option(
-        "--checkpointing", type=click.Choice(tuple(CHECKPOINTING)), default="both", show_default=True, help="Gradient checkpointing."
+        "--checkpointing",
+        type=click.Choice(tuple(CHECKPOINTING)),
+        default="both",
+        show_default=True,
+        help="Gradient checkpointing.",
     ),
     click.option("--batch-size", type=Numbers(), metavar="8,16", help="Per-device batch sizes to consider."),
     click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial."),
@@ -98,9 +111,15 @@ space_options = options(
 budget_options = options(
     click.option("--trials", type=int, metavar="N", help="Most trials to run."),
     click.option("--timeout", type=Duration(), metavar="10m", help="Longest time for the search."),
-    click.option("--sampler", type=click.Choice(("auto", "tpe", "random", "grid")), default="auto", show_default=True),
     click.option(
-        "--tolerance", type=float, default=DEFAULT_TOLERANCE, show_default=True, help="Relative speed difference that does not matter."
+        "--sampler", type=click.Choice(("auto", "tpe", "random", "grid")), default="auto", show_default=True
+    ),
+    click.option(
+        "--tolerance",
+        type=float,
+        default=DEFAULT_TOLERANCE,
+        show_default=True,
+        help="Relative speed difference that does not matter.",
     ),
 )
 
@@ -112,7 +131,10 @@ def workload_of(values: dict[str, Any]) -> Workload:
         UserError: no model.
     """
     if not values.get("model"):
-        raise UserError("no model given", hint="name one, e.g. --model bert-base-uncased (autofit doctor lists the presets)")
+        raise UserError(
+            "no model given",
+            hint="name one, e.g. --model bert-base-uncased (autofit doctor lists the presets)",
+        )
     return Workload(
         model=values["model"],
         task=values.get("task"),
@@ -131,7 +153,10 @@ def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
     from autofit.config import parse_precisions
 
     if values.get("effective_batch") is None:
-        raise UserError("no effective batch given", hint="say how many samples an optimizer step sees, e.g. --effective-batch 64")
+        raise UserError(
+            "no effective batch given",
+            hint="say how many samples an optimizer step sees, e.g. --effective-batch 64",
+        )
     return SearchSpec(
         workload=workload,
         effective_batch=values["effective_batch"],

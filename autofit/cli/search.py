@@ -14,10 +14,22 @@ from autofit.errors import UserError
 @workload_options
 @space_options
 @budget_options
-@click.option("--study", type=click.Path(), metavar="FILE", help="Optuna journal to append to and to go on from.")
-@click.option("--output", type=click.Path(), default="best.json", show_default=True, metavar="FILE", help="The result.")
-@click.option("--replay", type=click.Path(), metavar="LANDSCAPE", help="Search on a recorded grid instead of the device.")
-def command(output: str, study: str | None, replay: str | None, **values: Any) -> None:
+@click.option(
+    "--study", type=click.Path(), metavar="FILE", help="Optuna journal to append to and to go on from."
+)
+@click.option(
+    "--output", type=click.Path(), default="best.json", show_default=True, metavar="FILE", help="The result."
+)
+@click.option(
+    "--replay",
+    type=click.Path(),
+    metavar="LANDSCAPE",
+    help="Search on a recorded grid instead of the device.",
+)
+@click.option(
+    "--predict/--no-predict", default=True, help="Trace memory and time before the first trial (CUDA)."
+)
+def command(output: str, study: str | None, replay: str | None, predict: bool, **values: Any) -> None:
     """Run short trials of the real Trainer and write the fastest configuration that fits.
 
     \b
@@ -42,8 +54,10 @@ def command(output: str, study: str | None, replay: str | None, **values: Any) -
     from autofit.report import render
     from autofit.tuning import run_search
 
-    with live_observer(Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds) as observer:
-        result = run_search(spec, study=study, observer=observer, landscape=landscape)
+    with live_observer(
+        Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds
+    ) as observer:
+        result = run_search(spec, study=study, observer=observer, landscape=landscape, predict=predict)
     result.save(output)
     render(result, Console())
     click.echo(f"written: {output}", err=True)
