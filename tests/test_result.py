@@ -60,6 +60,13 @@ def test_the_order_of_the_records_does_not_matter(records: list[TrialRecord], rn
     assert estimates(shuffled) == estimates(records)
 
 
+def test_runs_that_disagree_on_tokens_give_the_same_estimate_in_any_order() -> None:
+    runs = [
+        make_record(n, CONFIG, 100.0, tokens_per_sample=tokens) for n, tokens in enumerate((10.0, 20.0, None))
+    ]
+    assert estimates(runs[::-1]) == estimates(runs)
+
+
 @given(studies())
 def test_only_what_completed_and_never_failed_to_fit_has_an_estimate(records: list[TrialRecord]) -> None:
     found = estimates(records)

@@ -61,7 +61,8 @@ def test_a_completed_trial_is_told_its_speed_and_that_it_fits(raw: optuna.Study,
     study.enqueue(ONE)
     record = study.tell(study.ask(), make_record(99, ONE, 123.0))
     trial = only(raw)
-    assert (trial.state, trial.value) == (TrialState.COMPLETE, pytest.approx(123.0))
+    assert trial.state is TrialState.COMPLETE
+    assert trial.value == pytest.approx(123.0)
     assert trial.constraints == {CONSTRAINT: -1.0}
     assert record.number == trial.number == 0
     assert TrialRecord.from_json(trial.user_attrs[RECORD]) == record
