@@ -28,9 +28,8 @@ def _card(index: int) -> Iterator[tuple[Any, Any] | None]:
             card = pynvml, _handle(pynvml, index)
         except pynvml.NVMLError:
             card = None
-        with contextlib.suppress(
-            pynvml.NVMLError
-        ):  # of the caller's own questions: a card may refuse some of them
+        # The caller's own questions too: a card may refuse some of them.
+        with contextlib.suppress(pynvml.NVMLError):
             yield card
     finally:
         pynvml.nvmlShutdown()
