@@ -88,12 +88,12 @@ def _serve(control: socket.socket) -> None:
     children: dict[int, int] = {}
     try:
         while True:
-            ready, _, _ = select.select([control, wake_read], [], [])
+            ready = select.select([control.fileno(), wake_read], [], [])[0]
             if wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 _reap(control, children)
-            if control in ready and not _handle(control, children, (wake_read, wake_write)):
+            if control.fileno() in ready and not _handle(control, children, (wake_read, wake_write)):
                 return
     except (BrokenPipeError, ConnectionResetError):
         return

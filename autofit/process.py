@@ -44,6 +44,7 @@ class ChildReport:
         unreadable: it wrote something that is not our protocol.
         log_tail: the end of its output.
         seconds: from launch to end.
+        oom_kills: processes that the kernel killed for memory meanwhile in this cgroup; None when it does not count.
     """
 
     answer: Mapping[str, Any] | None
@@ -55,6 +56,7 @@ class ChildReport:
     unreadable: bool
     log_tail: str
     seconds: float
+    oom_kills: int | None = None
 
 
 class ProcessRunner:
@@ -160,6 +162,7 @@ class ProcessRunner:
         self._cancelled.clear()
         self._logs += 1
         log_path = self._directory / f"child-{self._logs}.log"
+        killed_before = _oom_kills()
         begin = time.monotonic()
         with open(log_path, "wb") as log:
             child = self._launcher.launch(request, log)
@@ -188,6 +191,7 @@ class ProcessRunner:
             unreadable=watch.unreadable,
             log_tail=tail,
             seconds=time.monotonic() - begin,
+            oom_kills=_difference(_oom_kills(), killed_before),
         )
 
 
@@ -267,6 +271,8 @@ def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: f
         device_kind=device.partition(":")[0],
         log_tail=report.log_tail,
         phase=report.phase,
+        oom_kill_delta=report.oom_kills,
+        exit_status=report.status,
     )
     if report.answer is not None and "payload" in report.answer:
         return _judge_measurement(report)
@@ -323,3 +329,21 @@ def _tail(path: Path) -> str:
         handle.seek(0, os.SEEK_END)
         handle.seek(max(0, handle.tell() - LOG_TAIL_BYTES))
         return handle.read().decode(errors="replace")
+
+
+def _oom_kills() -> int | None:
+    """The cgroup's (v2, or v1) count of processes killed for memory; None where there is none to read."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            lines = Path(path).read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdigit():
+                return int(value)
+    return None
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before

@@ -363,8 +363,12 @@ class Search:
         return None
 
     def _likely_fits(self, config: TrialConfig) -> bool | None:
+        """Whether it is expected to fit: by prediction, else by what the sampler has learned; None when nobody knows."""
         forecast = self._memory.needed(config) if self._memory is not None else None
-        return None if forecast is None else forecast.bytes <= self._terms.memory_limit_bytes
+        if forecast is not None:
+            return forecast.bytes <= self._terms.memory_limit_bytes
+        learned = getattr(self._study.sampler, "likely_fits", None)
+        return None if learned is None else learned(config, self._records)
 
     def _predicted_bytes(self, config: TrialConfig) -> int | None:
         forecast = self._memory.needed(config) if self._memory is not None else None

@@ -20,6 +20,7 @@ from autofit.space import Space
 from autofit.trial import Outcome, Role, TrialRecord
 
 RECORD = "record"
+WHY = "why"
 CONSTRAINT = "memory"
 INFEASIBLE_VALUE = 0.0
 
@@ -70,7 +71,7 @@ class TrialStudy:
     def ask(self) -> Proposal:
         """Return the sampler's next proposal."""
         trial = self._study.ask(self._distributions)
-        why = getattr(self._study.sampler, "why", None)
+        why = self._study.get_trials(deepcopy=False)[trial.number].user_attrs.get(WHY)
         return Proposal(trial=trial, config=self._space.config_of(trial.params), why=why)
 
     def tell(self, proposal: Proposal, record: TrialRecord) -> TrialRecord:

@@ -217,7 +217,7 @@ def _search_in(
         tolerance=spec.tolerance,
         memory_limit_bytes=limit,
         memory=forecast,
-        prior=forecast,
+        time=forecast,
     )
     study = TrialStudy(
         open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space

@@ -61,7 +61,7 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
             answer = {"user_error": {"message": error.message, "hint": error.hint}}
         except BaseException as error:
             _lift_limits()
-            answer = {"error": describe_exception(error, phase=channel.phase).to_json()}
+            answer = {"error": describe_exception(error, phase=channel.phase, reserved_fraction=_reserved_fraction()).to_json()}
         _lift_limits()
         channel.send(Event.ANSWER, **answer)
     with contextlib.suppress(OSError, ValueError):
@@ -101,6 +101,16 @@ def _prove_threads_work() -> None:
     import torch
 
     torch.ones(PARALLEL_ELEMENTS).add_(1.0)
+
+
+def _reserved_fraction() -> float | None:
+    """Share of the allocator's limit that it holds (CUDA); None without a card in use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    total = torch.cuda.get_device_properties(0).total_memory
+    limit = total * torch.cuda.get_per_process_memory_fraction()
+    return float(torch.cuda.max_memory_reserved() / limit) if limit else None
 
 
 def _lift_limits() -> None:

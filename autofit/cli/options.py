@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """`16GiB`, `16GB` or bytes."""
 
     name = "size"
@@ -24,7 +24,7 @@ class Size(click.ParamType):
         return parse_size(value, what=_flag(param))
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """`90s`, `10m`, `1h`."""
 
     name = "duration"
@@ -33,7 +33,7 @@ class Duration(click.ParamType):
         return parse_duration(value, what=_flag(param))
 
 
-class Names(click.ParamType):
+class Names(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """A list with commas."""
 
     name = "a,b"
@@ -49,7 +49,7 @@ class Names(click.ParamType):
         return names
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
     """Whole numbers with commas."""
 
     name = "n,m"

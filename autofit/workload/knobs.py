@@ -42,6 +42,7 @@ class KnobWitness:
             built_here: whether autofit built the model, and so its weight dtype was ours to choose.
         """
         model = trainer.model
+        assert model is not None
         precision = PRECISION_FACTS[config.precision]
         optimizer = _unwrapped(trainer.optimizer)
         asked: dict[str, Any] = {
