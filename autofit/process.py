@@ -272,7 +272,7 @@ def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: f
         log_tail=report.log_tail,
         phase=report.phase,
         oom_kill_delta=report.oom_kills,
-        exit_status=report.status,
+        exit_status=report.status if report.answer is not None else None,
     )
     if report.answer is not None and "payload" in report.answer:
         return _judge_measurement(report)
