@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autofit.config import TrialConfig
-from autofit.measurement import Interval
+from autofit.measurement import Interval, t_quantile
 from autofit.posterior import Array
 from autofit.predict import MemoryBelief, is_memory_failure
 from autofit.speed import Observation, SpeedModel
-from autofit.trial import Outcome, TrialRecord
+from autofit.trial import Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
 DRAWS = 576
@@ -127,14 +127,20 @@ class Advisor:
         rng = np.random.default_rng([self._seed, len(known)])
         observed = [Observation.of(r.config, r.measurement) for r in known if r.measurement is not None]
         tested = np.zeros(len(self._configs), dtype=bool)
-        tested[[self._row[r.config] for r in known]] = True
-        draws = self._speed.log_speed_draws(observed, DRAWS, rng)
+        tested[[self._row[r.config] for r in known if not _may_be_retried(r, known)]] = True
+        draws = widened(self._speed.log_speed_draws(observed, DRAWS, rng), len(observed))
         fits = self._memory.update(known, rng) * soundness(self._configs, known)
         best = None
         if observed:
             completed = sorted({self._row[o.config] for o in observed})
             best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
         return Beliefs(speed=draws, fits=fits, tested=tested, best=best)
+
+    def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord], level: float) -> bool | None:
+        """Whether `config` fits with at least probability `level`; None while no trial and no forecast says anything."""
+        if config not in self._row or not (self._memory.predicted or any(r.measurement for r in records)):
+            return None
+        return bool(self.beliefs(records).fits[self._row[config]] >= level)
 
     def advise(self, records: Sequence[TrialRecord]) -> Advice:
         """Return the most promising untested configuration, and whether the search may end."""
@@ -155,7 +161,7 @@ class Advisor:
                 open=0, contenders=(), certificate=certificate,
             )  # fmt: skip
         pool = open_rows if len(open_rows) else untested
-        chosen = int(pool[np.argmax(_score(beliefs, log_gain, pool, self._tolerance))])
+        chosen = int(pool[np.argmax(expected_improvement(beliefs, log_gain, pool))])
         return Advice(
             config=self._configs[chosen],
             why=self._reason(chosen, beliefs, log_gain, float(beats[chosen])),
@@ -223,6 +229,16 @@ class Advisor:
         return f"{text}, fits with {beliefs.fits[row]:.0%}: {beats:.0%} to win by more than {self._tolerance:.1%}"
 
 
+def _may_be_retried(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
+    """Whether a trial says nothing yet: it was interrupted, or crashed for the first time."""
+    if record.outcome is not Outcome.FAILED or record.failure is None:
+        return False
+    if record.failure.reason is Reason.INTERRUPTED:
+        return True
+    again = sum(r.config == record.config and r.outcome is Outcome.FAILED for r in records)
+    return record.failure.reason in (Reason.CRASH, Reason.UNREADABLE_ANSWER) and again == 1
+
+
 def soundness(configs: Sequence[TrialConfig], records: Sequence[TrialRecord]) -> Array:
     """Return (configs,) probability that each runs soundly, from failures that memory does not explain.
 
@@ -243,9 +259,20 @@ def soundness(configs: Sequence[TrialConfig], records: Sequence[TrialRecord]) ->
     return np.array([min(trust.get(value, 1.0) for value in c.to_json().items()) for c in configs])
 
 
-def _score(beliefs: Beliefs, log_gain: Array, pool: np.ndarray, tolerance: float) -> Array:
-    gain = np.maximum(np.exp(log_gain[:, pool]) - 1.0 - 0.0 * tolerance, 0.0).mean(axis=0)
-    return np.asarray(gain * beliefs.fits[pool], dtype=np.float64)
+def widened(draws: Array, trials: int) -> Array:
+    """Draws about their mean, wider where few trials have tested the model: Student's t instead of the normal.
+
+    The scale of the misfit is inferred from as many trials as completed; the level is one unknown of them.
+    """
+    factor = t_quantile(max(1, trials - 1)) / t_quantile(10**6) if trials else 1.0
+    middle = draws.mean(axis=0)
+    return np.asarray(middle + min(factor, 3.0) * (draws - middle), dtype=np.float64)
 
 
-Scorer = Callable[[Beliefs, Array, np.ndarray, float], Array]
+def expected_improvement(beliefs: Beliefs, log_gain: Array, rows: np.ndarray) -> Array:
+    """Mean relative gain over the best (losses count as 0), times the probability to fit, twice.
+
+    Once because a trial that does not fit gains nothing; once more because it also costs one, and teaches less.
+    """
+    gain = np.maximum(np.exp(log_gain[:, rows]) - 1.0, 0.0).mean(axis=0)
+    return np.asarray(gain * beliefs.fits[rows] ** 2, dtype=np.float64)

@@ -94,7 +94,9 @@ class LearnedMemory:
 
             def likelihood(theta: Array) -> Array:
                 rest = (logs - self._log_needed(theta, rows)) / SEEN_ERROR
-                return np.where(full, _log_tail(rest), -0.5 * rest**2).sum(axis=1)
+                return np.asarray(
+                    np.where(full, _log_tail(rest), -0.5 * rest**2).sum(axis=1), dtype=np.float64
+                )
 
             particles = tempered_draws(
                 particles,
@@ -122,7 +124,9 @@ class LearnedMemory:
         sample = at["activations"] + at["half"] * half + at["pure"] * pure
         sample = sample + at["checkpointed"] * self._checkpointing[rows]
         for number in range(self._extras.shape[1]):
-            sample = sample + theta[:, first + len(self._optims) + number][:, None] * self._extras[rows, number]
+            sample = (
+                sample + theta[:, first + len(self._optims) + number][:, None] * self._extras[rows, number]
+            )
         forward = static + np.exp(np.minimum(sample, 50.0)) * self._batch[rows]
         update = np.exp(at["weights"]) * shrunk * (2.0 + state + transient)
         return np.asarray(np.log(np.maximum(forward, update) + np.exp(at["offset"])), dtype=np.float64)
@@ -138,4 +142,6 @@ def optimizer_memory(optim: str) -> tuple[float, float, float]:
 
 def _log_tail(values: Array) -> Array:
     """Log of the normal probability above `values` (logistic approximation, exact to 0.01; linear tail)."""
-    return np.asarray(-np.logaddexp(0.0, 1.5976 * values + 0.07056 * np.clip(values, -8, 8) ** 3), dtype=np.float64)
+    return np.asarray(
+        -np.logaddexp(0.0, 1.5976 * values + 0.07056 * np.clip(values, -8, 8) ** 3), dtype=np.float64
+    )

@@ -28,7 +28,7 @@ from autofit.posterior import Array, tempered_draws
 _BASE = {
     "level": (0.0, 0.3),  # of the first cell seen, about what was seen
     "balance": (0.0, 2.0),  # batch at which fixed part and work are equal, fp32, no checkpointing
-    "sharpness": (0.4, 0.5),  # k
+    "sharpness": (0.9, 0.7),  # k: launches hide behind work (large), weight traffic adds to it (1)
     "scale": (0.0, 0.7),  # of the misfit
 }
 _HALF = (1.1, 0.7)  # 16 bit against fp32: median 3x, 95 %: 0.75x .. 12x
@@ -40,9 +40,23 @@ _HALF_FIXED = (0.15, 0.2)  # autocast adds casts: more launches
 _RECOMPUTE = (0.285, 0.06)  # log 1.33: forward is a third of the work
 _RECOMPUTE_FIXED = (0.285, 0.12)
 _EXTRA = (0.0, 0.2)
-_MISFIT = {"class": 0.04, "batch": 0.05, "batch_in_class": 0.04, "aligned": 0.03, "cell": 0.025}
+_UNALIGNED = (
+    0.05,
+    0.12,
+)  # work of a 16-bit batch that is no multiple of 8, where that reaches the tensor cores
+_MISFIT = {
+    "class": 0.04,
+    "batch": 0.05,
+    "batch_in_class": 0.04,
+    "quantised": 0.05,
+    "aligned": 0.03,
+    "cell": 0.02,
+}
 _HALF_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.PURE_BF16)
-_INTO_BACKWARD = ("lomo", "layerwise")  # optimizers that update inside backward: their cost is in the micro-step
+_INTO_BACKWARD = (
+    "lomo",
+    "layerwise",
+)  # optimizers that update inside backward: their cost is in the micro-step
 PARTICLES = 192
 
 
@@ -65,6 +79,7 @@ class MicroStepModel:
         self._checkpointing = np.array([float(c[1]) for c in cells])
         values = dict.fromkeys(pair for c in cells for pair in c[2])
         self._extras = np.array([[float(v in c[2]) for v in values] for c in cells]).reshape(len(cells), -1)
+        self._unaligned = np.array([float(c[3] % 8 != 0 and c[0] in _HALF_PRECISIONS) for c in cells])
         self._names = self._unknowns(len(values))
         self._covariance = _misfit(cells)
         self._root = np.linalg.cholesky(self._covariance + 1e-10 * np.eye(len(cells)))
@@ -94,7 +109,10 @@ class MicroStepModel:
                 return misfit.log_likelihood(rest, np.exp(theta[:, self._column("scale")]))
 
             particles = tempered_draws(
-                particles, lambda theta: -0.5 * (((theta - means) / spreads) ** 2).sum(axis=1), likelihood, rng
+                particles,
+                lambda theta: -0.5 * (((theta - means) / spreads) ** 2).sum(axis=1),
+                likelihood,
+                rng,
             )
         chosen = particles[np.arange(count) % PARTICLES]
         scale = np.exp(chosen[:, self._column("scale")])[:, None]
@@ -111,6 +129,7 @@ class MicroStepModel:
         present = set(self._precisions)
         if present & set(_HALF_PRECISIONS):
             names |= {"half": _HALF if self._roof is None else _HALF_ROOF, "half_fixed": _HALF_FIXED}
+            names["unaligned"] = _UNALIGNED
         if Precision.FP16 in present:
             names["fp16"] = _FP16_OVER_BF16
         if Precision.PURE_BF16 in present:
@@ -155,6 +174,8 @@ class MicroStepModel:
             work = work + self._roof[cells] - self._roof.min()
             if "recompute" in at:
                 work = work + (at["recompute"] - _RECOMPUTE[0]) * self._checkpointing[cells]
+        if "unaligned" in at:
+            work = work + at["unaligned"] * self._unaligned[cells]
         for number in range(self._extras.shape[1]):
             work = work + at[f"extra{number}"] * self._extras[cells, number]
         return work
@@ -220,6 +241,8 @@ def _misfit(cells: Sequence[tuple[Precision, bool, tuple[object, ...], int]]) ->
     alignment = [(min(3, (c[3] & -c[3]).bit_length() - 1), c[0] in _HALF_PRECISIONS) for c in cells]
     covariance = _MISFIT["class"] ** 2 * classes
     covariance = covariance + _MISFIT["batch"] ** 2 * np.exp(-0.5 * (apart / 2.0) ** 2)
-    covariance = covariance + _MISFIT["batch_in_class"] ** 2 * classes * np.exp(-0.5 * (apart / 1.5) ** 2)
+    covariance = covariance + _MISFIT["batch_in_class"] ** 2 * classes * np.exp(-apart / 3.0)
+    quantised = [(c[3], c[0] in _HALF_PRECISIONS) for c in cells]
+    covariance = covariance + _MISFIT["quantised"] ** 2 * same(quantised)
     covariance = covariance + _MISFIT["aligned"] ** 2 * same(alignment)
     return np.asarray(covariance + _MISFIT["cell"] ** 2 * np.eye(len(cells)), dtype=np.float64)

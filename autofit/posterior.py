@@ -19,7 +19,9 @@ MOVES_PER_STAGE = 3
 LAST_MOVES = 9
 
 
-def tempered_draws(prior: Array, log_prior: Density, log_likelihood: Density, rng: np.random.Generator) -> Array:
+def tempered_draws(
+    prior: Array, log_prior: Density, log_likelihood: Density, rng: np.random.Generator
+) -> Array:
     """Return draws from the posterior.
 
     Args:

@@ -26,7 +26,9 @@ from autofit.measurement import Measurement
 from autofit.microstep import MicroStepModel
 from autofit.posterior import Array
 
-DRIFT_SHARE = 0.5  #: drift between runs as a share of the jitter within one (CPU: medians of long runs differ by 0.65)
+DRIFT_SHARE = (
+    0.5  #: drift between runs as a share of the jitter within one (CPU: medians of long runs differ by 0.65)
+)
 DRIFT_FLOOR = 0.003  #: relative; clocks and temperature of a quiet GPU
 NEGLIGIBLE = 1e-4  #: parts of a step below this share are as good as zero
 MEDIAN_ERROR = 1.2533  #: standard error of a median over that of a mean, normal samples

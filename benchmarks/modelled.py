@@ -74,7 +74,14 @@ class Architecture:
 
 
 def _card(
-    name: str, tflops: tuple[float, ...], bandwidth: float, memory: float, sms: int, launch: float, context: int, sm: str
+    name: str,
+    tflops: tuple[float, ...],
+    bandwidth: float,
+    memory: float,
+    sms: int,
+    launch: float,
+    context: int,
+    sm: str,
 ) -> Card:
     fp32, tf32, fp16, bf16 = tflops
     peaks = {Precision.FP32: fp32, Precision.TF32: tf32, Precision.FP16: fp16, Precision.BF16: bf16}
@@ -132,7 +139,13 @@ class Laws:
         head_seconds = 3 * sum(self._gemm(g, precision, ideal) for g in head)
         attention = self.model.layers * self._attention(batch, precision, eager, ideal)
         element = 2 if precision in SIXTEEN else 4
-        pointwise = self.model.layers * tokens * (14 * self.model.hidden + 5 * self.model.ffn) * element / self._bytes_per_s
+        pointwise = (
+            self.model.layers
+            * tokens
+            * (14 * self.model.hidden + 5 * self.model.ffn)
+            * element
+            / self._bytes_per_s
+        )
         casts = 6.0 * self.model.parameters / self._bytes_per_s if precision in SIXTEEN else 0.0
         logits = 5 * tokens * self.model.vocab * 4 / self._bytes_per_s
         passes = 4 / 3 if config.gradient_checkpointing else 1.0
@@ -161,7 +174,9 @@ class Laws:
     def reserved_bytes(self, config: TrialConfig) -> int:
         """Peak reserved by the caching allocator."""
         weights = 4 * self.model.parameters
-        state = {"adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.01, "adamw_bnb_8bit": 0.6}[config.optim]
+        state = {"adamw_torch_fused": 2.0, "adamw_torch": 2.0, "adafactor": 0.01, "adamw_bnb_8bit": 0.6}[
+            config.optim
+        ]
         transient = {"adamw_torch": 1.0, "adafactor": 0.25}.get(config.optim, 0.05)
         cast = 0.5 * weights if config.precision in SIXTEEN else 0.0
         gradients = weights if config.gradient_accumulation_steps > 1 else 0.35 * weights
@@ -176,7 +191,12 @@ class Laws:
 
     def _layer_gemms(self, tokens: int) -> list[tuple[int, int, int]]:
         h, f = self.model.hidden, self.model.ffn
-        return [(tokens, 3 * h, h), (tokens, h, h), *[(tokens, f, h)] * (self.model.ffn_matrices - 1), (tokens, h, f)]
+        return [
+            (tokens, 3 * h, h),
+            (tokens, h, h),
+            *[(tokens, f, h)] * (self.model.ffn_matrices - 1),
+            (tokens, h, f),
+        ]
 
     def _gemm(self, shape: tuple[int, int, int], precision: Precision, ideal: bool) -> float:
         m, n, k = shape
@@ -188,7 +208,9 @@ class Laws:
         rows, columns = (128, 128) if m * n >= 128 * 128 * self.card.multiprocessors else (64, 64)
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
         waves = math.ceil(tiles / self.card.multiprocessors)
-        efficiency = (0.72 if precision in SIXTEEN else 0.85) * (1.0 if m % 8 == 0 or precision not in SIXTEEN else 0.7)
+        efficiency = (0.72 if precision in SIXTEEN else 0.85) * (
+            1.0 if m % 8 == 0 or precision not in SIXTEEN else 0.7
+        )
         compute = waves * 2.0 * rows * columns * k * self.card.multiprocessors / (peak * efficiency)
         return max(compute, moved)
 
@@ -215,7 +237,13 @@ class Laws:
 
 
 def modelled_landscape(
-    card: Card, model: Architecture, *, seq_len: int, effective_batch: int, extras: Sequence[str] = (), seed: int = 0
+    card: Card,
+    model: Architecture,
+    *,
+    seq_len: int,
+    effective_batch: int,
+    extras: Sequence[str] = (),
+    seed: int = 0,
 ) -> Landscape:
     """Return the exhaustive grid of a card and an architecture, with raw samples.
 
