@@ -21,18 +21,21 @@ if TYPE_CHECKING:
         UserError,
         WorkerError,
     )
+    from autofit.estimation import MemoryEstimate, estimate
     from autofit.result import TuneResult, load
     from autofit.tuning import tune
 
 _HOMES = {
     "AutofitError": "autofit.errors",
     "FileFormatError": "autofit.errors",
+    "MemoryEstimate": "autofit.estimation",
     "NothingFits": "autofit.errors",
     "SearchFailed": "autofit.errors",
     "StudyError": "autofit.errors",
     "TuneResult": "autofit.result",
     "UserError": "autofit.errors",
     "WorkerError": "autofit.errors",
+    "estimate": "autofit.estimation",
     "load": "autofit.result",
     "tune": "autofit.tuning",
 }
@@ -41,12 +44,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AutofitError",
     "FileFormatError",
+    "MemoryEstimate",
     "NothingFits",
     "SearchFailed",
     "StudyError",
     "TuneResult",
     "UserError",
     "WorkerError",
+    "estimate",
     "load",
     "tune",
 ]
