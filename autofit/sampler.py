@@ -40,7 +40,7 @@ class CostModelSampler(BaseSampler):
         tolerance: relative speed difference that does not matter.
         memory_limit_bytes: bytes of the device that a run may use; None = no limit.
         memory: predicts memory before the trials; None = learned from them.
-        prior: roofline; None = learned from the trials.
+        time: roofline; None = learned from the trials.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class CostModelSampler(BaseSampler):
         tolerance: float = 0.01,
         memory_limit_bytes: int | None = None,
         memory: MemoryModel | None = None,
-        prior: TimePrior | None = None,
+        time: TimePrior | None = None,
     ) -> None:
         self._space = space
         self._belief = MemoryBelief(space.configs, limit_bytes=memory_limit_bytes, model=memory)
         self._advisor = Advisor(
             space.configs,
-            speed=SpeedModel(space.configs, prior),
+            speed=SpeedModel(space.configs, time),
             memory=self._belief,
             tolerance=tolerance,
             seed=seed,
@@ -143,7 +143,7 @@ def make_sampler(
     tolerance: float = 0.01,
     memory_limit_bytes: int | None = None,
     memory: MemoryModel | None = None,
-    prior: TimePrior | None = None,
+    time: TimePrior | None = None,
 ) -> BaseSampler:
     """Return the sampler called `name` (`auto`, `tpe`, `random`, `grid`) for `space`.
 
@@ -160,7 +160,7 @@ def make_sampler(
             tolerance=tolerance,
             memory_limit_bytes=memory_limit_bytes,
             memory=memory,
-            prior=prior,
+            time=time,
         )
     if name == "tpe":
         return TPESampler(n_startup_trials=TPE_STARTUP_TRIALS, multivariate=True, seed=seed)
