@@ -87,7 +87,7 @@ class Beliefs:
         speed: (draws, configs) log samples/s.
         fits: (configs,) probability to fit and to run soundly.
         tested: (configs,) whether it was run, or answered without a run.
-        best: position of the fastest completed one; None before any.
+        best: position of the fastest completed one that fits; None before any.
     """
 
     speed: Array
@@ -132,13 +132,15 @@ class Advisor:
         fits = self._memory.update(known, rng) * soundness(self._configs, known)
         best = None
         if observed:
-            completed = sorted({self._row[o.config] for o in observed})
-            best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
+            # One that completed and then did not fit at full length is no best.
+            completed = sorted({row for o in observed if fits[row := self._row[o.config]] > 0.0})
+            if completed:
+                best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
         return Beliefs(speed=draws, fits=fits, tested=tested, best=best)
 
     def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord], level: float) -> bool | None:
         """Whether `config` fits with at least probability `level`; None while no trial and no forecast says anything."""
-        if config not in self._row or not (self._memory.predicted or any(r.measurement for r in records)):
+        if config not in self._row or not (self._memory.predicted or records):
             return None
         return bool(self.beliefs(records).fits[self._row[config]] >= level)
 

@@ -80,5 +80,9 @@ def settled_hand_recipe(recipes: Sequence[TrialConfig], records: Sequence[TrialR
 
 
 def _outcome(config: TrialConfig, records: Sequence[TrialRecord]) -> Outcome | None:
-    outcomes = [r.outcome for r in records if r.config == config]
-    return Outcome.INFEASIBLE if Outcome.INFEASIBLE in outcomes else outcomes[0] if outcomes else None
+    """What all runs of `config` say: infeasible in any is infeasible; a run that completed outweighs one that failed."""
+    outcomes = [r.outcome for r in records if r.config == config and not r.interrupted]
+    for outcome in (Outcome.INFEASIBLE, Outcome.COMPLETED):
+        if outcome in outcomes:
+            return outcome
+    return outcomes[0] if outcomes else None

@@ -46,7 +46,7 @@ class ReplayRunner:
             )
         misfit = self._misfit(point, request.memory_limit_bytes)
         if misfit is not None:
-            return _failed(Outcome.INFEASIBLE, Reason.OUT_OF_MEMORY, misfit)
+            return TrialResult(outcome=Outcome.INFEASIBLE, failure=misfit)
         assert point.measurement is not None
         measurement = self._drawn(point.measurement, request)
         if self._cancelled.is_set():
@@ -72,17 +72,18 @@ class ReplayRunner:
     ) -> None:
         self.close()
 
-    def _misfit(self, point: Point, limit: int | None) -> str | None:
-        """Why the point is out of memory under `limit`; None when it fits."""
+    def _misfit(self, point: Point, limit: int | None) -> Failure | None:
+        """Why the point is out of memory under `limit` (the allocation that failed: what is missing); None when it fits."""
         if point.measurement is None:
-            return "recorded as out of memory"
+            return Failure(reason=Reason.OUT_OF_MEMORY, message="recorded as out of memory")
         reserved = point.measurement.memory.peak_reserved_bytes
         if limit is None or reserved is None or reserved + self._context <= limit:
             return None
-        return (
-            f"out of memory (replayed): {format_bytes(reserved + self._context)} needed, the limit is "
-            f"{format_bytes(limit)}"
+        needed = reserved + self._context
+        message = (
+            f"out of memory (replayed): {format_bytes(needed)} needed, the limit is {format_bytes(limit)}"
         )
+        return Failure(reason=Reason.OUT_OF_MEMORY, message=message, requested_bytes=needed - limit)
 
     def _drawn(self, recorded: Measurement, request: TrialRequest) -> Measurement:
         def draw(values: tuple[float, ...]) -> tuple[float, ...]:

@@ -6,16 +6,17 @@ search that was killed and resumed goes the way it would have gone.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autofit import baselines, playoff
 from autofit.config import Precision, TrialConfig
-from autofit.errors import NothingFits, SearchFailed
+from autofit.errors import NothingFits, SearchFailed, UserError
 from autofit.predict import MemoryModel, dominates, is_memory_failure
 from autofit.result import by_config, estimates
 from autofit.runner import Runner, TrialRequest
@@ -151,8 +152,10 @@ class Search:
         """Search until nothing better is expected or the budget is spent.
 
         Raises:
-            NothingFits: no configuration completed, and at least one did not fit.
+            NothingFits: no configuration completed, at least one did not fit, and none is left to try.
             SearchFailed: trials failed alike, or nothing completed for other reasons.
+            UserError: nothing completed within the budget.
+            KeyboardInterrupt: interrupted before anything completed.
         """
         stopped, interrupted = "", False
         try:
@@ -163,7 +166,7 @@ class Search:
         except KeyboardInterrupt:
             stopped, interrupted = "interrupted", True
         if not estimates(self._records):
-            self._give_up(interrupted)
+            self._give_up(interrupted, stopped)
         confirmed = False
         try:
             if not interrupted:
@@ -203,14 +206,14 @@ class Search:
         return tuple(baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes)
 
     def _run_baseline(self, config: TrialConfig, role: Role) -> None:
-        if self._study.known(config) is not None or self.reason_to_skip(config) is not None:
-            return
-        self._check_budget(PROPOSAL_SHARE)
-        if config in self._space:
-            self._study.enqueue(config)
-            self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
-        elif self._terms.baselines_outside_space:
-            self._add(config, role, "baseline outside the space")
+        inside = config in self._space
+        while self._may_run(config) and (inside or self._terms.baselines_outside_space):
+            self._check_budget(PROPOSAL_SHARE)
+            if inside:
+                self._study.enqueue(config)
+                self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
+            else:
+                self._add(config, role, "baseline outside the space")
 
     def _proposals(self) -> str:
         """Ask and run until the sampler or the space has nothing more; return why it ended."""
@@ -273,9 +276,7 @@ class Search:
             )
             raise
         self._observer.trial_ended(self._study.tell(proposal, record))
-        if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
-            raise KeyboardInterrupt
-        self._stop_if_all_fail_alike()
+        self._after(record)
 
     def _trial(self, config: TrialConfig, role: Role, why: str | None, *, full_length: bool = False) -> TrialRecord:
         self._observer.trial_started(config, role, why)
@@ -288,13 +289,17 @@ class Search:
                 seed=self._terms.seed,
             )
         )
+        failure = result.failure
+        if failure is not None and failure.reason is Reason.TIMEOUT and self._out_of_time(1.0):
+            # Not the trial's fault: a later search on the same study may try it again.
+            failure = replace(failure, reason=Reason.INTERRUPTED, message="cut off: the time budget is spent")
         return TrialRecord(
             number=0,
             config=config,
             role=role,
             outcome=result.outcome,
             measurement=result.measurement,
-            failure=result.failure,
+            failure=failure,
             seconds=result.seconds,
             predicted_bytes=self._predicted_bytes(config),
             why=why,
@@ -304,27 +309,41 @@ class Search:
         """Run a trial that no sampler proposed."""
         record = self._study.add(self._trial(config, role, why, full_length=full_length))
         self._observer.trial_ended(record)
-        if record.failure is not None and record.failure.reason is Reason.INTERRUPTED:
-            raise KeyboardInterrupt
+        self._after(record)
         return record
+
+    def _after(self, record: TrialRecord) -> None:
+        """End the search where a trial was ended from outside, or where all fail."""
+        if record.interrupted:
+            self._check_budget(1.0)
+            raise KeyboardInterrupt
+        self._stop_if_all_fail_alike()
 
     def _playoff(self) -> None:
         """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
         allowed = max(PLAYOFF_SECONDS, sum(r.seconds for r in self._records if r.role not in AFTER_SEARCH))
-        while sum(r.seconds for r in self._records if r.role is Role.PLAYOFF) < allowed:
-            verdict = playoff.decide(self._records, tolerance=self._terms.tolerance)
-            if not verdict.next_round:
+        while estimates(self._records):
+            verdict = self._verdict()
+            spent = sum(r.seconds for r in self._records if r.role is Role.PLAYOFF)
+            if not verdict.next_round or spent >= allowed:
                 return
             for config in verdict.next_round:
                 self._check_budget(PLAYOFF_SHARE)
                 self._add(config, Role.PLAYOFF, "play-off round")
 
+    def _verdict(self) -> playoff.Verdict:
+        """Where the play-off stands; when all have failed in it, what the search's own runs say."""
+        if playoff.find_leaders(self._records):
+            return playoff.decide(self._records, tolerance=self._terms.tolerance)
+        others = [r for r in self._records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
+        return replace(playoff.decide(others, tolerance=self._terms.tolerance), next_round=())
+
     def _confirm(self) -> bool:
-        """Run the winner at full accumulation and longest length; one that fails makes place for the next."""
+        """Run the winner at full accumulation and longest length; one that does not fit makes place for the next."""
         for _ in range(CONFIRMATIONS):
             if not estimates(self._records):
                 return False
-            winner = playoff.decide(self._records, tolerance=self._terms.tolerance).winner
+            winner = self._verdict().winner
             if any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in self._records if r.config == winner):
                 return True
             self._check_budget(1.0)
@@ -333,12 +352,19 @@ class Search:
                 return True
             if record.outcome is Outcome.FAILED:
                 return False
+            self._search_on()
         return False
+
+    def _search_on(self) -> None:
+        """Look again after a winner was lost: the search ended because nothing was expected to beat it."""
+        with contextlib.suppress(OutOfBudget):
+            self._proposals()
+            self._playoff()
 
     def _finding(self, stopped: str, interrupted: bool, confirmed: bool) -> Finding:
         if not estimates(self._records):
-            self._give_up(interrupted)
-        verdict = playoff.decide(self._records, tolerance=self._terms.tolerance)
+            self._give_up(interrupted, stopped)
+        verdict = self._verdict()
         return Finding(
             winner=verdict.winner,
             tied=verdict.tied,
@@ -380,11 +406,15 @@ class Search:
     def _check_budget(self, share: float) -> None:
         """Raise when this part of the search may not begin another trial; `share` of the time is its own and its predecessors'."""
         terms = self._terms
-        if terms.timeout_seconds is not None and self._elapsed() >= share * terms.timeout_seconds:
-            raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds)} is spent")
-        ran = [r for r in self._records if r.role in (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH) and r.outcome is not Outcome.SKIPPED]
+        if self._out_of_time(share):
+            raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds or 0.0)} is spent")
+        ran = [r for r in self._records if r.role not in AFTER_SEARCH and r.outcome is not Outcome.SKIPPED and not r.interrupted]
         if share == PROPOSAL_SHARE and terms.trials is not None and len(ran) >= terms.trials:
             raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
+
+    def _out_of_time(self, share: float) -> bool:
+        timeout = self._terms.timeout_seconds
+        return timeout is not None and self._elapsed() >= share * timeout
 
     def _trial_timeout(self) -> float | None:
         bounds = [self._terms.trial_timeout_seconds]
@@ -394,29 +424,38 @@ class Search:
         return min(known) if known else None
 
     def _stop_if_all_fail_alike(self) -> None:
-        ended = [r for r in self._records if r.outcome is not Outcome.SKIPPED]
-        failed = [r for r in ended if r.outcome is Outcome.FAILED and r.failure is not None]
-        if len(failed) < FAILURES_ALIKE or len(failed) < len(ended):
-            return
-        if len({signature(r.failure) for r in failed if r.failure is not None}) == 1:
-            self._raise_failed(failed[0], len(failed))
+        failed = self._all_failed()
+        if len({r.config for r in failed}) >= FAILURES_ALIKE and _alike(failed):
+            self._raise_failed(failed)
 
-    def _raise_failed(self, record: TrialRecord, count: int) -> None:
-        assert record.failure is not None
-        raise SearchFailed(
-            f"all {count} trials failed alike: {record.failure.message}",
-            traceback=record.failure.traceback or record.failure.log_tail or "",
-            hint="the traceback is the training's own: fix what it says, then search again",
-        )
+    def _all_failed(self) -> list[TrialRecord]:
+        """Every trial that ran to an end of its own, if all of them failed; else none."""
+        ended = [r for r in self._records if r.outcome is not Outcome.SKIPPED and not r.interrupted]
+        return ended if all(r.outcome is Outcome.FAILED for r in ended) else []
 
-    def _give_up(self, interrupted: bool) -> None:
+    def _raise_failed(self, failed: Sequence[TrialRecord]) -> None:
+        first = failed[0].failure
+        assert first is not None
+        who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
+        who += " alike" if len(failed) > 1 and _alike(failed) else ""
+        hint = "the traceback is the training's own: fix what it says, then search again"
+        if first.reason is Reason.TIMEOUT:
+            hint = "give trials more time with --trial-timeout, or search a smaller model"
+        raise SearchFailed(f"{who}: {first.message}", traceback=first.traceback or first.log_tail or "", hint=hint)
+
+    def _give_up(self, interrupted: bool, stopped: str) -> None:
         """Nothing completed: say why."""
-        records = [r for r in self._records if r.failure is not None]
         if interrupted:
             raise KeyboardInterrupt
-        failed = [r for r in records if r.outcome is Outcome.FAILED]
-        if failed and len(failed) == len([r for r in records if r.outcome is not Outcome.SKIPPED]):
-            self._raise_failed(failed[0], len(failed))
+        failed = self._all_failed()
+        if failed:
+            self._raise_failed(failed)
+        left = len(self._open())
+        if left:
+            raise UserError(
+                f"{stopped}, and no trial has completed; {left} configurations were not tried",
+                hint="give it more --trials or --timeout, or smaller batches with --batch-size",
+            )
         raise NothingFits(
             f"no configuration fits into {format_bytes(self._terms.memory_limit_bytes)} at effective batch {self._terms.effective_batch}",
             shortfall_bytes=self._shortfall(),
@@ -431,6 +470,10 @@ class Search:
             return max(1, min(predicted) - limit)
         asked = [r.failure.requested_bytes for r in self._records if r.failure is not None and r.failure.requested_bytes]
         return min(asked) if asked else None
+
+
+def _alike(records: Sequence[TrialRecord]) -> bool:
+    return len({signature(r.failure) for r in records if r.failure is not None}) == 1
 
 
 def signature(failure: Failure) -> tuple[str, str]:

@@ -104,6 +104,11 @@ class TrialRecord:
             raise UserError("a trial record has a failure exactly when it did not complete")
 
     @property
+    def interrupted(self) -> bool:
+        """Whether it was ended from outside, which says nothing of the configuration."""
+        return self.failure is not None and self.failure.reason is Reason.INTERRUPTED
+
+    @property
     def samples_per_second(self) -> float | None:
         """Throughput at the configuration's own accumulation (one device); None when not completed."""
         if self.measurement is None:

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except click.exceptions.Abort:
         complain(
-            "interrupted: no trial had completed",
+            "interrupted before there was an answer",
             hint="with --study FILE the next run goes on where this one stopped",
         )
         status = INTERRUPTED
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = error.exit_code
     except KeyboardInterrupt:
         complain(
-            "interrupted: no trial had completed",
+            "interrupted before there was an answer",
             hint="with --study FILE the next run goes on where this one stopped",
         )
         status = INTERRUPTED
