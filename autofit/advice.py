@@ -15,7 +15,7 @@ from autofit.speed import Observation, SpeedModel
 from autofit.trial import Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
-DRAWS = 576
+DRAWS = 384
 LEVEL = 0.95
 CONTENDERS = 5
 
@@ -120,10 +120,17 @@ class Advisor:
         self._row = {config: row for row, config in enumerate(self._configs)}
         self._speed, self._memory = speed, memory
         self._tolerance, self._seed = tolerance, seed
+        self._last: tuple[tuple[int, ...], Beliefs] | None = None
 
     def beliefs(self, records: Sequence[TrialRecord]) -> Beliefs:
         """Condition both models on the records; configurations that are not in the space are ignored."""
         known = sorted((r for r in records if r.config in self._row), key=lambda r: r.number)
+        key = tuple(r.number for r in known)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, self._conditioned(known))
+        return self._last[1]
+
+    def _conditioned(self, known: Sequence[TrialRecord]) -> Beliefs:
         rng = np.random.default_rng([self._seed, len(known)])
         observed = [Observation.of(r.config, r.measurement) for r in known if r.measurement is not None]
         tested = np.zeros(len(self._configs), dtype=bool)

@@ -20,7 +20,7 @@ import numpy as np
 from autofit.config import Precision, TrialConfig
 from autofit.posterior import Array, tempered_draws
 
-PARTICLES = 256
+PARTICLES = 128
 SEEN_ERROR, UNSEEN_ERROR = 0.025, 0.08  # relative error of the form, in classes with and without a trial
 _SIXTEEN = (Precision.BF16, Precision.FP16)
 # By part of the optimizer's name: state and update's transient in units of the weights, and the log spread of the state.
@@ -107,7 +107,9 @@ class LearnedMemory:
         seen = {self._classes[self._row[s.config]] for s in sightings}
         error = np.array([SEEN_ERROR if c in seen else UNSEEN_ERROR for c in self._classes])
         margin = -self._log_needed(particles, np.arange(len(self._batch))) / error
-        return np.asarray(np.exp(_log_tail(-margin)).mean(axis=0), dtype=np.float64)
+        return np.asarray(
+            (1.0 / (1.0 + np.exp(-1.702 * np.clip(margin, -40, 40)))).mean(axis=0), dtype=np.float64
+        )
 
     def _log_needed(self, theta: Array, rows: np.ndarray) -> Array:
         """(particles, rows) log of what is needed without the context, in units of the limit."""

@@ -13,6 +13,7 @@ micro-step also reduces gradients; one process is what is modelled here.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import statistics
@@ -137,18 +138,13 @@ class Measurement:
 
         It knows jitter, not drift: two runs minutes apart can differ by more (see `pooled_interval`).
         """
-        rng = random.Random(len(self.micro_step_seconds))
-        draws = sorted(
-            throughput(
-                per_device_train_batch_size,
-                gradient_accumulation_steps,
-                _resampled_median(self.micro_step_seconds, rng),
-                _resampled_median(self.fetch_seconds, rng),
-                _resampled_median(self.update_seconds, rng),
-            )
-            for _ in range(BOOTSTRAP_ROUNDS)
+        return _bootstrapped(
+            self.micro_step_seconds,
+            self.fetch_seconds,
+            self.update_seconds,
+            per_device_train_batch_size,
+            gradient_accumulation_steps,
         )
-        return Interval(low=draws[int(0.025 * len(draws))], high=draws[int(0.975 * len(draws))])
 
     def to_json(self) -> dict[str, Any]:
         """Flat JSON: the sample lists, the counters under `memory`, the rest as is."""
@@ -206,6 +202,29 @@ def t_quantile(degrees_of_freedom: int) -> float:
     return (
         table[degrees_of_freedom - 1] if degrees_of_freedom <= len(table) else 1.96 + 2.4 / degrees_of_freedom
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _bootstrapped(
+    micro: tuple[float, ...],
+    fetch: tuple[float, ...],
+    update: tuple[float, ...],
+    batch: int,
+    accumulation: int,
+) -> Interval:
+    """Interval of the throughput over resampled medians; kept, because results ask for it again and again."""
+    rng = random.Random(len(micro))
+    draws = sorted(
+        throughput(
+            batch,
+            accumulation,
+            _resampled_median(micro, rng),
+            _resampled_median(fetch, rng),
+            _resampled_median(update, rng),
+        )
+        for _ in range(BOOTSTRAP_ROUNDS)
+    )
+    return Interval(low=draws[int(0.025 * len(draws))], high=draws[int(0.975 * len(draws))])
 
 
 def _resampled_median(values: Sequence[float], rng: random.Random) -> float:

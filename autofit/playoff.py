@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofit.config import TrialConfig
-from autofit.result import by_config, estimate_of
 from autofit.speed import Observation
 from autofit.trial import Outcome, Role, TrialRecord
 
@@ -112,25 +111,28 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
 
     A configuration that failed twice in the play-off has left it.
     """
-    found = []
-    for group in by_config(records).values():
-        estimate = estimate_of(group)
-        failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED for r in group)
-        runs = [r for r in group if r.outcome is Outcome.COMPLETED]
-        first = [r for r in runs if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)] or runs
-        if estimate is None or failures > 1:
-            continue
-        needed = estimate.memory.needed_bytes
-        found.append(
-            Leader(
-                config=estimate.config,
-                search=run_of(first[0]),
-                rounds=tuple(run_of(r) for r in runs if r.role is Role.PLAYOFF),
-                needed_bytes=math.inf if needed is None else float(needed),
-            )
-        )
+    groups: dict[TrialConfig, list[TrialRecord]] = {}
+    for record in sorted(records, key=lambda r: r.number):
+        groups.setdefault(record.config, []).append(record)
+    found = [leader for group in groups.values() if (leader := _leader(group)) is not None]
     found.sort(key=lambda leader: -leader.search.log_speed)
     return [leader for leader in found if _near(leader.search, found[0].search)][:MAX_LEADERS]
+
+
+def _leader(group: Sequence[TrialRecord]) -> Leader | None:
+    """The runs of one configuration; None when it never completed, was infeasible in any run, or left the play-off."""
+    failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED for r in group)
+    runs = [r for r in group if r.outcome is Outcome.COMPLETED]
+    if not runs or failures > 1 or any(r.outcome is Outcome.INFEASIBLE for r in group):
+        return None
+    first = next((r for r in runs if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)), runs[0])
+    needed = [r.measurement.memory.needed_bytes for r in runs if r.measurement is not None]
+    return Leader(
+        config=first.config,
+        search=run_of(first),
+        rounds=tuple(run_of(r) for r in runs if r.role is Role.PLAYOFF),
+        needed_bytes=max((float(n) for n in needed if n is not None), default=math.inf),
+    )
 
 
 def run_of(record: TrialRecord) -> Run:

@@ -18,7 +18,7 @@ from autofit.errors import UserError
 from autofit.predict import MemoryBelief, MemoryModel
 from autofit.space import Space
 from autofit.speed import SpeedModel, TimePrior
-from autofit.trial import TrialRecord
+from autofit.trial import Role, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -93,8 +93,12 @@ class CostModelSampler(BaseSampler):
         return self._last[1]
 
     def certificate(self, records: Sequence[TrialRecord]) -> Certificate | None:
-        """The proof that the search may stop; None while something may still win."""
-        return self.advise(records).certificate
+        """The proof that the search may stop; None while something may still win.
+
+        It rests on the search's own trials: play-off and confirmation come after it, and rank, but do not reopen the search.
+        """
+        searched = [r for r in records if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)]
+        return self.advise(searched).certificate
 
     def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord]) -> bool | None:
         """Whether `config` is expected to fit, given all trials so far; None while nothing is known."""

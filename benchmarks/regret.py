@@ -1,0 +1,212 @@
+"""The regret report: our search and its rivals on the same landscapes, same budgets, many seeds.
+
+    python -m benchmarks.regret [--seeds 20] [--problems N] [--output DIR] [--processes 2]
+
+Writes `regret.md`, `regret.json` and PNG plots to `benchmarks/reports/<date>-regret/`, and prints the summary table last. Everything is
+replayed from recorded or modelled grids: no device is needed, and anyone gets the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import optuna
+
+from autofit.config import TrialConfig
+from autofit.files import write_json
+from autofit.journal import open_study
+from autofit.replay import ReplayRunner
+from autofit.runner import TrialRequest
+from autofit.sampler import CostModelSampler
+from autofit.search import Search, Terms
+from autofit.study import TrialStudy
+from autofit.trial import Outcome, Role, TrialRecord
+from benchmarks.problems import ModelledForecast, Problem, problems
+from benchmarks.regret_report import write_report
+from benchmarks.rivals import RIVALS, SLOW
+
+BUDGET = 40
+SLOW_SEEDS = 1
+PREDICTED, UNKNOWN = "autofit, memory predicted", "autofit, unknown model"
+ROOT = Path(__file__).parent / "reports"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """One method on one problem with one seed.
+
+    Attributes:
+        method: its name.
+        problem: its name.
+        seed: of the replay and of the method.
+        regrets: after each trial, of the configuration measured fastest so far; ends where the method ends.
+        out_of_memory: cumulative count after each trial.
+        seconds: cumulative device seconds after each trial.
+        stopped: trials after which the method ended by itself; None when the budget ended it.
+        final_regret: of what it returned (ours: after the play-off).
+        playoff_runs: runs after the search proper.
+    """
+
+    method: str
+    problem: str
+    seed: int
+    regrets: tuple[float, ...]
+    out_of_memory: tuple[int, ...]
+    seconds: tuple[float, ...]
+    stopped: int | None
+    final_regret: float
+    playoff_runs: int = 0
+
+
+class _Curve:
+    """Collects the three curves of a run."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self.regrets: list[float] = []
+        self.out_of_memory: list[int] = []
+        self.seconds: list[float] = []
+        self._best: tuple[float, TrialConfig | None] = (0.0, None)
+
+    def add(self, config: TrialConfig, speed: float | None, seconds: float, *, memory: bool) -> None:
+        """One trial."""
+        if speed is not None and speed > self._best[0]:
+            self._best = (speed, config)
+        self.regrets.append(self._problem.regret(self._best[1]))
+        self.out_of_memory.append((self.out_of_memory[-1] if self.out_of_memory else 0) + memory)
+        self.seconds.append((self.seconds[-1] if self.seconds else 0.0) + seconds)
+
+    @property
+    def final(self) -> float:
+        """Regret of the best so far."""
+        return self.regrets[-1] if self.regrets else 1.0
+
+
+def run_ours(problem: Problem, seed: int, *, predicted: bool) -> Outcomes:
+    """A whole search by the real coordinator: baselines, proposals, certificate, play-off."""
+    limit = problem.memory_limit_bytes
+    forecast = ModelledForecast(problem.laws, seed) if predicted and problem.laws is not None else None
+    sampler = CostModelSampler(
+        problem.space, seed=seed, memory_limit_bytes=limit, memory=forecast, time=forecast
+    )
+    study = TrialStudy(open_study(None, sampler=sampler, identity={}), problem.space)
+    precisions = tuple(dict.fromkeys(c.precision for c in problem.space.configs))
+    search = Search(
+        terms=Terms(
+            effective_batch=problem.landscape.effective_batch,
+            memory_limit_bytes=limit,
+            trials=BUDGET,
+            seed=seed,
+            native_precisions=precisions,
+            baselines_outside_space=False,
+        ),
+        space=problem.space,
+        study=study,
+        runner=ReplayRunner(problem.landscape, seed=seed),
+        memory=forecast,
+    )
+    finding = search.run()
+    curve = _Curve(problem)
+    for record in study.records:
+        if record.role in (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH) and _ran(record):
+            memory = record.outcome is Outcome.INFEASIBLE
+            curve.add(record.config, record.samples_per_second, record.seconds, memory=memory)
+    trials = len(curve.regrets)
+    return Outcomes(
+        method=PREDICTED if predicted else UNKNOWN,
+        problem=problem.name,
+        seed=seed,
+        regrets=tuple(curve.regrets),
+        out_of_memory=tuple(curve.out_of_memory),
+        seconds=tuple(curve.seconds),
+        stopped=trials if sampler.certificate(study.records) is not None else None,
+        final_regret=problem.regret(finding.winner),
+        playoff_runs=sum(r.role is Role.PLAYOFF for r in study.records),
+    )
+
+
+def run_rival(name: str, problem: Problem, seed: int) -> Outcomes:
+    """A rival until it ends or the budget does."""
+    runner, curve = ReplayRunner(problem.landscape, seed=seed), _Curve(problem)
+    rival = RIVALS[name](problem.space, seed)
+    stopped: int | None = None
+    try:
+        config = next(rival)
+        while len(curve.regrets) < BUDGET:
+            result = runner.run(TrialRequest(config=config, memory_limit_bytes=problem.memory_limit_bytes))
+            speed = None
+            if result.measurement is not None:
+                speed = result.measurement.samples_per_second(
+                    per_device_train_batch_size=config.per_device_train_batch_size,
+                    gradient_accumulation_steps=config.gradient_accumulation_steps,
+                )
+            curve.add(config, speed, result.seconds, memory=speed is None)
+            config = rival.send(speed)
+    except StopIteration:
+        stopped = len(curve.regrets)
+    rival.close()
+    return Outcomes(
+        method=name,
+        problem=problem.name,
+        seed=seed,
+        regrets=tuple(curve.regrets) or (1.0,),
+        out_of_memory=tuple(curve.out_of_memory) or (0,),
+        seconds=tuple(curve.seconds) or (0.0,),
+        stopped=stopped,
+        final_regret=curve.final,
+    )
+
+
+def run_problem(job: tuple[Problem, int]) -> list[Outcomes]:
+    """Every method on one problem."""
+    problem, seeds = job
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    found = [
+        run_ours(problem, seed, predicted=predicted)
+        for predicted in (True, False)
+        for seed in range(seeds)
+        if problem.laws is not None or not predicted
+    ]
+    for name in RIVALS:
+        for seed in range(min(seeds, SLOW_SEEDS) if name in SLOW else seeds):
+            found.append(run_rival(name, problem, seed))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run everything, write the report, print the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--problems", type=int, default=None, help="only this many, evenly chosen")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--output", type=Path, default=None)
+    options = parser.parse_args(arguments)
+    chosen = problems()
+    if options.problems is not None and options.problems < len(chosen):
+        step = len(chosen) / options.problems
+        chosen = [chosen[math.floor(i * step)] for i in range(options.problems)]
+    begin = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.processes) as pool:
+        groups = pool.map(run_problem, [(p, options.seeds) for p in chosen], chunksize=1)
+    outcomes = [outcome for group in groups for outcome in group]
+    folder = options.output or ROOT / f"{datetime.date.today().isoformat()}-regret"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "regret.json", {"budget": BUDGET, "outcomes": [asdict(o) for o in outcomes]})
+    seconds = time.monotonic() - begin
+    print(write_report(folder, outcomes, chosen, seeds=options.seeds, seconds=seconds))
+
+
+def _ran(record: TrialRecord) -> bool:
+    return record.outcome is not Outcome.SKIPPED
+
+
+if __name__ == "__main__":
+    main()

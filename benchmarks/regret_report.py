@@ -1,0 +1,172 @@
+"""Markdown and plots of the regret report, from its outcomes alone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.problems import Problem
+
+if TYPE_CHECKING:
+    from benchmarks.regret import Outcomes
+
+CHECKPOINTS = (4, 6, 8, 10, 16, 25, 40)
+BUDGET = 40
+NEVER = 99
+
+
+def write_report(
+    folder: Path, outcomes: Sequence[Outcomes], problems: Sequence[Problem], *, seeds: int, seconds: float
+) -> str:
+    """Write `regret.md` and three PNG files into `folder`; return the summary table."""
+    methods = list(dict.fromkeys(o.method for o in outcomes))
+    groups = {m: [o for o in outcomes if o.method == m] for m in methods}
+    summary = _summary(groups)
+    for name, label, values in (
+        ("regret", "mean regret of the best so far", _regrets),
+        ("out_of_memory", "mean out-of-memory events so far", lambda o: _held(o.out_of_memory)),
+        ("device_seconds", "mean device seconds so far", lambda o: _held(o.seconds)),
+    ):
+        _plot(folder / f"{name}.png", groups, label, values, log=name != "out_of_memory")
+    lines = [
+        f"# Regret of configuration searches, {datetime.date.today().isoformat()}",
+        "",
+        *_caveats(problems, seeds, seconds),
+        "",
+        "## Summary",
+        "",
+        summary,
+        "",
+        "## Mean regret by budget (trials)",
+        "",
+        _by_budget(groups),
+        "",
+        "![regret](regret.png)",
+        "![out of memory](out_of_memory.png)",
+        "![device seconds](device_seconds.png)",
+        "",
+        "## By problem (our search)",
+        "",
+        _by_problem(groups, problems),
+        "",
+    ]
+    (folder / "regret.md").write_text("\n".join(lines), encoding="utf-8")
+    return summary
+
+
+def _caveats(problems: Sequence[Problem], seeds: int, seconds: float) -> list[str]:
+    modelled = sum(p.landscape.modelled for p in problems)
+    return [
+        f"{len(problems)} problems ({modelled} on modelled landscapes, {len(problems) - modelled} on recorded ones), {seeds} seeds each "
+        f"(fewer for Optuna GP), at most {BUDGET} trials.",
+        "",
+        "- Modelled landscapes come from formulas, not from devices; what they say about a card is only as good as those.",
+        "- `memory predicted` on a modelled landscape uses its own law with errors of the size that validation on real cards found, and a bare roofline.",
+        "- Our trials include the two baselines; rivals start with their own first choice. Repeats of Optuna's samplers are not counted.",
+        "- Regret of a trial count is the true loss of the configuration that measured fastest by then; `final` is what the method returns.",
+        "",
+        f"Made in {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}, optuna {version('optuna')}, "
+        f"numpy {version('numpy')}: `python -m benchmarks.regret --seeds {seeds}`.",
+    ]
+
+
+def _summary(groups: dict[str, list[Outcomes]]) -> str:
+    head = "| method | within 1 % after (median) | stopped after (median, worst) | final regret % (median, mean, worst) | out of memory (median, worst) |"
+    rows = [head, "| --- | --- | --- | --- | --- |"]
+    for method, found in groups.items():
+        within = [next((i + 1 for i, r in enumerate(o.regrets) if r <= 0.01), NEVER) for o in found]
+        stopped = [o.stopped if o.stopped is not None else BUDGET for o in found]
+        final = 100 * np.array([o.final_regret for o in found])
+        events = [o.out_of_memory[-1] for o in found]
+        median = np.median(within)
+        rows.append(
+            f"| {method} | {'never' if median >= NEVER else f'{median:g}'} | {np.median(stopped):g}, {max(stopped)} "
+            f"| {np.median(final):.2f}, {final.mean():.2f}, {final.max():.1f} | {np.median(events):g}, {max(events)} |"
+        )
+    return "\n".join(rows)
+
+
+def _by_budget(groups: dict[str, list[Outcomes]]) -> str:
+    rows = ["| method | " + " | ".join(map(str, CHECKPOINTS)) + " |", "| --- |" + " --- |" * len(CHECKPOINTS)]
+    for method, found in groups.items():
+        mean = _balanced(found, _regrets)
+        rows.append(f"| {method} | " + " | ".join(f"{100 * mean[c - 1]:.2f} %" for c in CHECKPOINTS) + " |")
+    return "\n".join(rows)
+
+
+def _by_problem(groups: dict[str, list[Outcomes]], problems: Sequence[Problem]) -> str:
+    rows = [
+        "| problem | configurations (feasible) | method | stopped | final regret % | out of memory | play-off runs |"
+    ]
+    rows.append("| --- | --- | --- | --- | --- | --- | --- |")
+    for problem in problems:
+        for method in [m for m in groups if m.startswith("autofit")]:
+            found = [o for o in groups[method] if o.problem == problem.name]
+            if found:
+                stops = [o.stopped if o.stopped is not None else BUDGET for o in found]
+                final = [100 * o.final_regret for o in found]
+                events = [o.out_of_memory[-1] for o in found]
+                rows.append(
+                    f"| {problem.name} | {len(problem.space)} ({len(problem.truth)}) | {method.removeprefix('autofit, ')} "
+                    f"| {np.median(stops):g} ({max(stops)}) | {np.median(final):.2f} ({max(final):.1f}) "
+                    f"| {np.median(events):g} ({max(events)}) | {np.median([o.playoff_runs for o in found]):g} |"
+                )
+    return "\n".join(rows)
+
+
+def _regrets(outcome: Outcomes) -> NDArray[np.float64]:
+    """Regret per trial; after a method's end what it returned."""
+    values = np.full(BUDGET, outcome.final_regret)
+    values[: len(outcome.regrets)] = outcome.regrets[:BUDGET]
+    return values
+
+
+def _held(values: Sequence[float]) -> NDArray[np.float64]:
+    """A cumulative curve, held at its last value."""
+    found = np.full(BUDGET, float(values[-1]))
+    found[: len(values)] = values[:BUDGET]
+    return found
+
+
+def _balanced(found: Sequence[Outcomes], values: object) -> NDArray[np.float64]:
+    """Mean curve in which every problem weighs the same."""
+    assert callable(values)
+    names = dict.fromkeys(o.problem for o in found)
+    means = [np.mean([values(o) for o in found if o.problem == n], axis=0) for n in names]
+    return np.asarray(np.mean(means, axis=0), dtype=np.float64)
+
+
+def _plot(path: Path, groups: dict[str, list[Outcomes]], label: str, values: object, *, log: bool) -> None:
+    """Mean curves with bands from the 25th to the 75th percentile over problems and seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    assert callable(values)
+    figure, axes = plt.subplots(figsize=(9, 5.5))
+    trials = np.arange(1, BUDGET + 1)
+    for method, found in groups.items():
+        curves = np.array([values(o) for o in found])
+        ours = method.startswith("autofit")
+        (line,) = axes.plot(trials, _balanced(found, values), label=method, linewidth=2.5 if ours else 1.2)
+        if ours or method == "Optuna TPE":
+            low, high = np.quantile(curves, [0.25, 0.75], axis=0)
+            axes.fill_between(trials, low, high, color=line.get_color(), alpha=0.15)
+    if log:
+        axes.set_yscale("symlog", linthresh=1e-3 if "regret" in label else 1.0)
+    axes.set_xlabel("trials")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, ncols=2)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
