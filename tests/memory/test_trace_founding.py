@@ -11,6 +11,7 @@ import pytest
 
 from autofit.memory.replay import replay
 from autofit.units import MIB
+from tests.memory.trace_child import in_child
 from tests.memory.trace_era import trace_row
 
 TABLES = {
@@ -22,7 +23,7 @@ TABLES = {
 
 
 def _reserved_mib(row: dict[str, Any], *, era: bool) -> float:
-    trace = trace_row(row, era=era)
+    trace = in_child(trace_row, row, era=era)
     return replay(trace.events, trace.sizes).peak_reserved_bytes / MIB
 
 

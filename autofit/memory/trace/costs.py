@@ -51,6 +51,8 @@ def record(
         return
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+    if not inputs and not outputs:
+        return  # a profiler's range, not work
     formula = _formula(func)
     flops = int(formula(*args, **kwargs, out_val=out)) if formula is not None else 0
     lead = inputs[0] if inputs else (outputs[0] if outputs else None)

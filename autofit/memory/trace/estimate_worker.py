@@ -1,23 +1,24 @@
-"""The child that answers "how much memory": many configurations of a model in one process, one import of the libraries.
+"""The child that answers "how much memory": many configurations of a model after one import of the libraries.
 
-Request:  `{"requests": [TraceRequest, ...], "batches": [1, 2, 4]}`; `batches` may be left out. `batch` of a request is used only where
-          no law can be made. `workers` processes trace at a time (1 when left out).
-Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason", "seconds"}, ...]}`, in the order of the requests. `law` is a
-          `MemoryLaw` and `costs` a `CostLaw` as JSON; where the traces do not make a law, `trace` is the one at the request's own
-          batch; where nothing can be traced both are None and `reason` says why, for the closed formula to answer instead.
+Request:  `{"requests": [TraceRequest, ...], "batches": [1, 2, 4], "workers": 1}`; the last two may be left out. `batch` of a request is
+          used only where no law can be made.
+Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason"}, ...]}`, in the order of the requests. `law` is a `MemoryLaw` and `costs`
+          a `CostLaw` as JSON; where the traces do not make a law, `trace` is the one at the request's own batch; where nothing
+          can be traced all three are None. `reason` says why there is no law, for the closed formula to answer instead.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from autofit.errors import AutofitError, UserError
+from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw, NotAffine
 from autofit.memory.roofline import CostLaw
-from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.trace.fork import outcomes
+from autofit.memory.trace.request import TraceRequest
 
 BATCHES = (1, 2, 4)
 
@@ -35,49 +36,75 @@ def answer_estimate(payload: Mapping[str, Any], channel: Reporter | None = None)
     Raises:
         UserError: a request that is impossible, or a model that cannot be built.
     """
-    batches = tuple(payload.get("batches") or BATCHES)
-    requests = {r.class_key(): r for r in map(TraceRequest.from_json, payload["requests"])}
-    workers = min(int(payload.get("workers") or 1), len(requests))
-    if workers > 1:
-        # Forked from a process that has done nothing but import: no thread pool, no patched device is inherited.
-        with multiprocessing.get_context("fork").Pool(workers) as pool:
-            found = pool.starmap(answer, [(request, batches) for request in requests.values()], chunksize=1)
-    else:
-        found = []
-        for request in requests.values():
-            if channel is not None:
-                channel.enter(f"trace {request.config.label()}")
-            found.append(answer(request, batches))
-    answers = {key: {"key": key, **one} for key, one in zip(requests, found)}
-    keys = [TraceRequest.from_json(data).class_key() for data in payload["requests"]]
-    return {"answers": [answers[key] for key in keys]}
+    if channel is not None:
+        channel.enter("trace")
+    requests = [TraceRequest.from_json(data) for data in payload["requests"]]
+    batches = payload.get("batches") or BATCHES
+    return {"answers": answer(requests, batches, workers=payload.get("workers") or 1)}
 
 
-def answer(request: TraceRequest, batches: Sequence[int] = BATCHES) -> dict[str, Any]:
-    """Law, cost law, or the reason why there is none, of one class of configurations.
+def answer(
+    requests: Sequence[TraceRequest], batches: Sequence[int] = BATCHES, *, workers: int = 1
+) -> list[dict[str, Any]]:
+    """Laws, or the reasons why there are none, of the classes of `requests`.
 
     Args:
-        request: its class; its `batch` matters only where the traces make no law.
+        requests: those that share a class share the answer.
         batches: to trace: two of at least 2 for the law, and 1 for itself.
+        workers: processes that trace at a time.
     """
-    begin = time.monotonic()
-    found: dict[str, Any] = {"law": None, "costs": None, "trace": None, "reason": None}
-    try:
-        found |= _law(request, batches)
-    except TraceUnavailable as error:
-        found["reason"] = error.message
-    return {**found, "seconds": time.monotonic() - begin}
+    classes = {request.class_key(): request for request in requests}
+    single, pair = 1 in batches, tuple(sorted(b for b in batches if b > 1)[:2])
+    tasks = [
+        (replace(request, batch=b), b > 1)
+        for request in classes.values()
+        for b in (*pair, *((1,) if single else ()))
+    ]
+    if workers > 1:
+        workers = _workers_after_preparing(tasks[0][0], workers)
+    traces = iter(outcomes(_trace, tasks, workers=workers))
+    answers = {}
+    for key, request in classes.items():
+        found = [next(traces) for _ in range(len(pair) + single)]
+        answers[key] = {"key": key, **_law(request, found)}
+    return [answers[request.class_key()] for request in requests]
 
 
-def _law(request: TraceRequest, batches: Sequence[int]) -> dict[str, Any]:
+def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
+    """Import, test and resolve once, before the copies are made; backward must not run before they are (see PyTorch's notes on fork).
+
+    Returns:
+        How many copies may be made: none in a process that has traced already.
+    """
+    from autofit.memory.trace import fake_device, run, subject
+
+    del run  # imported for what it imports
+    if fake_device.self_test() is not None or fake_device.is_installed():
+        return 1
+    subject.resolve(request.workload)
+    return workers
+
+
+def _trace(task: tuple[TraceRequest, bool]) -> Trace:
     from autofit.memory.trace.run import trace
 
+    request, for_law = task
+    return trace(request, smooth=for_law, costs=for_law)
+
+
+def _law(request: TraceRequest, found: Sequence[Trace | AutofitError]) -> dict[str, Any]:
+    """The law through the traces of one class, at the two batches and at 1."""
+    nothing: dict[str, Any] = {"law": None, "costs": None, "trace": None, "reason": None}
+    for outcome in found:
+        if isinstance(outcome, UserError):
+            raise outcome
+    refused = next((outcome for outcome in found if isinstance(outcome, AutofitError)), None)
+    if refused is not None:
+        return nothing | {"reason": refused.message}
+    low, high, *single = [trace for trace in found if isinstance(trace, Trace)]
     try:
-        low, high = (
-            trace(replace(request, batch=b), smooth=True) for b in sorted(b for b in batches if b > 1)[:2]
-        )
-        single = trace(replace(request, batch=1), costs=False) if 1 in batches else None
-        law = MemoryLaw.fit(low, high, single=single)
-        return {"law": law.to_json(), "costs": CostLaw.fit(low, high).to_json()}
+        law = MemoryLaw.fit(low, high, single=single[0] if single else None)
+        return nothing | {"law": law.to_json(), "costs": CostLaw.fit(low, high).to_json()}
     except NotAffine as error:
-        return {"trace": trace(request).to_json(), "reason": f"no law in the batch: {error}"}
+        trace = _trace((request, False))
+        return nothing | {"trace": trace.to_json(), "reason": f"no law in the batch: {error}"}

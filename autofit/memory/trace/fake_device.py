@@ -5,7 +5,8 @@ without a GPU cannot answer: who guards the current device, and whether it has a
 objects of the running process. That touches private tables of libtorch, so it is only ever done in a child process,
 and only after `self_test` has seen the same patch work in a throw-away process.
 
-Covered: Linux on x86-64, CPU-only and CUDA builds. With a usable GPU nothing needs patching.
+Covered: Linux on x86-64, CPU-only and CUDA builds. Real cards are hidden from the process; where it is too late for that the
+real device serves, unpatched.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ class Installed(StrEnum):
 
 def require_platform() -> None:
     """Raise `TraceUnavailable` where the patches are not known to work."""
+    import torch
+
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise TraceUnavailable(
-            f"tracing needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
-        )
+        here = f"{sys.platform} on {platform.machine()}"
+        raise TraceUnavailable(f"tracing needs Linux on x86-64, this is {here}")
+    if torch.version.hip is not None:
+        raise TraceUnavailable("tracing needs a CPU or CUDA build of torch, this is one for ROCm")
 
 
 def install() -> Installed:
@@ -63,15 +67,48 @@ def install() -> Installed:
     import torch
 
     require_platform()
+    _hide_devices()
     if torch.cuda.is_available():
         return Installed.NATIVE
     if not _alive:
         try:
             _install_guard()
             _install_hooks()
+            _prove_backward()
         except (OSError, AttributeError, ValueError) as error:
             raise TraceUnavailable(f"this torch ({torch.__version__}) cannot be patched: {error}") from error
     return Installed.PATCHED
+
+
+def _hide_devices() -> None:
+    """Keep real cards out of this process where CUDA has not looked for them yet.
+
+    A trace needs none, and the fake mode would open a context on one: memory that a running trial is measured against.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _prove_backward() -> None:
+    """One tiny backward. The autograd engine counts devices once, at the first backward of a process: too late for us then."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.ones(2, device="cuda", requires_grad=True)
+        try:
+            (x * 2).sum().backward()
+        except RuntimeError as error:
+            raise TraceUnavailable(
+                f"autograd cannot use a fake device in this process: {str(error).splitlines()[0]}"
+            ) from error
+
+
+def is_installed() -> bool:
+    """Whether this process is patched (and has run a backward)."""
+    return bool(_alive)
 
 
 def _library(name: str) -> ctypes.CDLL:
@@ -172,8 +209,7 @@ def _identity() -> str:
 
     sources = [Path(__file__), Path(__file__).with_name("patches.py"), Path(__file__).with_name("kernels.py")]
     stamp = "-".join(str(path.stat().st_mtime_ns) for path in sources)
-    gpu = "gpu" if torch.cuda.is_available() else "no gpu"
-    return f"{torch.__version__} {torch.__file__} {platform.python_version()} {gpu} {stamp}"
+    return f"{torch.__version__} {torch.__file__} {platform.python_version()} {stamp}"
 
 
 @functools.cache

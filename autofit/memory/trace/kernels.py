@@ -110,10 +110,11 @@ def embedding_backward(args: Sequence[Any], card: Card) -> Groups:
     if count <= _EMBEDDING_SORT_ABOVE and not card.smooth:
         return []
     index_bytes = count * indices.element_size()
-    segments = min(count, rows)
-    partials = segments + (
-        -(-count // _SMOOTH_ROWS_PER_PARTIAL) if card.smooth else count // _ROWS_PER_PARTIAL
-    )
+    if card.smooth:
+        segments, partials = count, count + -(-count // _SMOOTH_ROWS_PER_PARTIAL)
+    else:
+        segments = min(count, rows)
+        partials = count // _ROWS_PER_PARTIAL + segments
     kept = [index_bytes, index_bytes]  # sorted and original positions
     sort = [index_bytes, 2 * index_bytes]  # the range, and the radix sort's alternate keys and values
     accumulator = partials * stride * max(4, grad.element_size())

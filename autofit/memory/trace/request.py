@@ -100,6 +100,6 @@ class TraceRequest:
         data = self.to_json()
         config = self.config.but(per_device_train_batch_size=1, gradient_accumulation_steps=self.accumulation)
         data["config"] = config.to_json() | ({"precision": "fp32"} if config.precision == "tf32" else {})
-        data["workload"] = self.workload.identity()
+        data["workload"] = [self.workload.identity(), self.workload.objects_path]
         del data["batch"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))

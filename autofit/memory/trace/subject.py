@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,19 +87,20 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
     attention = model_arguments(request.config).get(
         "attn_implementation", request.workload.attn_implementation
     )
-    build = functools.partial(
-        models.build, resolved, weight_dtype=weight_dtype, attn_implementation=attention
-    )
+    options: dict[str, Any] = {"weight_dtype": weight_dtype, "attn_implementation": attention}
     objects = resolved.objects
     if objects is None or (objects.model is None and objects.model_init is None):
-        return build_model(mode, request.device_type, lambda: build(device=request.device_type))
+        make = functools.partial(models.build, resolved, device=request.device_type, **options)
+        return build_model(mode, request.device_type, make)
     if objects.model is not None:
-        model = build(device="cpu")
+        replace_tensors(objects.model, "meta")  # frees the weights; the copy is what a trace may change
+        copied = replace(objects, model=copy.deepcopy(objects.model))
+        model = models.build(replace(resolved, objects=copied), device="meta", **options)
     else:
         try:
-            model = build(device="meta")
+            model = models.build(resolved, device="meta", **options)
         except UserError:  # a function that moves or reads tensors cannot run without them
-            model = build(device="cpu")
+            model = models.build(resolved, device="cpu", **options)
     with mode:
         replace_tensors(model, request.device_type)
     return model  # type: ignore[no-any-return]

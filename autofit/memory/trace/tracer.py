@@ -101,9 +101,9 @@ class StorageTracer(TorchDispatchMode):
             truth = not self._padded and getattr(args[0], "_autofit_truth", False)
             return _as_python(args[0].dtype, 1, truth=truth)
         kwargs = kwargs or {}
-        if self.engine is not None and self.builder.moment is Moment.BACKWARD and not kwargs:
+        if self.engine is not None and self.builder.moment is Moment.BACKWARD:
             func = self.engine.in_place(func, args) or func
-            out = func(*args)
+            out = func(*args, **kwargs)
             self.engine.note(func, out)
         else:
             out = func(*args, **kwargs)

@@ -74,20 +74,23 @@ class _Watch:
         self.step = self.micro_step = 0
         self._wrap("get_batch_samples", self._batches)
         self._wrap("training_step", self._training_step)
-        if hasattr(trainer, "_clip_grad_norm"):  # newer than some supported versions
-            self._wrap("_clip_grad_norm", self._clip)
-        backward = trainer.accelerator.backward
-
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            self.mark(Moment.BACKWARD)
-            return backward(*args, **kwargs)
-
-        trainer.accelerator.backward = marked
+        self._mark_before("backward", Moment.BACKWARD)
+        self._mark_before("clip_grad_norm_", Moment.CLIP)
         trainer.add_callback(_Moments(self))
 
     def _wrap(self, name: str, around: Callable[..., Any]) -> None:
         original = getattr(self.trainer, name)
         setattr(self.trainer, name, lambda *args, **kwargs: around(original, *args, **kwargs))
+
+    def _mark_before(self, name: str, moment: Moment) -> None:
+        """`moment` begins when the Trainer calls `name` of its accelerator."""
+        original = getattr(self.trainer.accelerator, name)
+
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            self.mark(moment)
+            return original(*args, **kwargs)
+
+        setattr(self.trainer.accelerator, name, marked)
 
     def mark(self, moment: Moment) -> None:
         """A phase begins."""
@@ -110,10 +113,6 @@ class _Watch:
         self.tracer.classify((p.grad for p in self.trainer.model.parameters()), Kind.GRADIENTS)
         self.micro_step += 1
         return loss
-
-    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self.mark(Moment.CLIP)
-        return original(*args, **kwargs)
 
     def after_update(self) -> None:
         """The states exist; what follows is the reset of the gradients."""
