@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
-from autofit.errors import WorkerError
+from autofit.errors import UserError, WorkerError
 
 PRELOAD_TIMEOUT_SECONDS = 180.0
-BOOTSTRAP = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from autofit.{module} import main; main({call})"
+BOOTSTRAP = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from autofit.{module} import main; main({call})"
+)
 
 
 class Child(Protocol):
@@ -72,7 +74,9 @@ def child_environment(device: str, environ: Mapping[str, str]) -> dict[str, str]
     else:
         env["CUDA_VISIBLE_DEVICES"] = visible_device(device, environ.get("CUDA_VISIBLE_DEVICES"))
         env["CUDA_DEVICE_ORDER"] = environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch.cuda.is_available() must not initialise CUDA before a fork
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+        "1"  # torch.cuda.is_available() must not initialise CUDA before a fork
+    )
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
     env["WANDB_DISABLED"] = "true"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -81,12 +85,21 @@ def child_environment(device: str, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def visible_device(device: str, visible: str | None) -> str:
-    """What CUDA_VISIBLE_DEVICES must say so that the child sees just `device`, which is counted within what the user made visible."""
+    """What CUDA_VISIBLE_DEVICES must say so that the child sees just `device`, which is counted within what the user made visible.
+
+    Raises:
+        UserError: the user has hidden that card.
+    """
     index = int(device.partition(":")[2] or 0)
-    if visible is None or visible.strip() == "":
+    if visible is None:
         return str(index)
     names = [name.strip() for name in visible.split(",") if name.strip()]
-    return names[index] if index < len(names) else str(index)
+    if index >= len(names):
+        raise UserError(
+            f"{device} is not visible: CUDA_VISIBLE_DEVICES is {visible!r}",
+            hint="name a visible card, or use --device cpu",
+        )
+    return names[index]
 
 
 @dataclass
@@ -117,7 +130,14 @@ class SpawnLauncher:
         with _request_pipe(request) as request_fd, _answer_pipe() as (answer_read, answer_write):
             numbers = [str(fd) for fd in (request_fd, answer_write, log.fileno())] + [str(os.getpid())]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", BOOTSTRAP.format(module="worker", call=""), json.dumps(sys.path), *numbers],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    BOOTSTRAP.format(module="worker", call=""),
+                    json.dumps(sys.path),
+                    *numbers,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -180,7 +200,14 @@ class ForkserverLauncher:
         self._closed = False
         call = "int(sys.argv[2])"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOTSTRAP.format(module="forkserver", call=call), json.dumps(sys.path), str(theirs.fileno())],
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                BOOTSTRAP.format(module="forkserver", call=call),
+                json.dumps(sys.path),
+                str(theirs.fileno()),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -248,7 +275,9 @@ class ForkserverLauncher:
             self.preload_seconds = float(str(message["ready"]))
         elif "failed" in message:
             text = str(message["failed"]).strip()
-            raise WorkerError(f"the libraries cannot be imported: {text.splitlines()[-1]}", hint="run: autofit doctor")
+            raise WorkerError(
+                f"the libraries cannot be imported: {text.splitlines()[-1]}", hint="run: autofit doctor"
+            )
         else:
             child = self._children[int(str(message["id"]))]
             if "pid" in message:

@@ -28,6 +28,7 @@ START_TIMEOUT_SECONDS = 30.0  #: for a forked child's first word; a dead thread 
 SPAWN_START_TIMEOUT_SECONDS = 180.0  #: for a spawned child, which imports first
 GRACE_SECONDS = 5.0  #: for a child to end after its answer
 LOG_TAIL_BYTES = 8000
+BAD_FORK = "Cannot re-initialize CUDA in forked subprocess"  #: torch's own words
 DEFAULT_TRIAL_TIMEOUT_SECONDS = 600.0
 
 
@@ -71,7 +72,9 @@ class ProcessRunner:
     `cancel` may be called from another thread or a signal handler.
     """
 
-    def __init__(self, workload: Workload, device: str, *, context_bytes: int = 0, method: str = "forkserver") -> None:
+    def __init__(
+        self, workload: Workload, device: str, *, context_bytes: int = 0, method: str = "forkserver"
+    ) -> None:
         self.workload = workload
         self.device = device
         self.context_bytes = context_bytes
@@ -91,7 +94,9 @@ class ProcessRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def describe(self, **request: Any) -> dict[str, Any]:
@@ -118,17 +123,24 @@ class ProcessRunner:
         report = self._run_child(encode_request(kind, payload), timeout)
         if report.answer is not None:
             if "user_error" in report.answer:
-                raise UserError(report.answer["user_error"]["message"], hint=report.answer["user_error"]["hint"])
+                raise UserError(
+                    report.answer["user_error"]["message"], hint=report.answer["user_error"]["hint"]
+                )
             if "payload" in report.answer:
                 return dict(report.answer["payload"])
-            raise WorkerError(f"the {kind} request failed", hint=ExceptionReport.from_json(report.answer["error"]).traceback)
+            raise WorkerError(
+                f"the {kind} request failed", hint=ExceptionReport.from_json(report.answer["error"]).traceback
+            )
         ending = "ran out of time" if report.timed_out else f"ended with status {report.status}"
         raise WorkerError(f"the {kind} request {ending}", hint=report.log_tail.strip()[-2000:] or None)
 
     def run(self, request: TrialRequest) -> TrialResult:
         """Run one trial to its end; everything that happens in it is an outcome."""
         order = TrialOrder(
-            request=request, workload=self.workload.to_json(), device=self.device, context_bytes=self.context_bytes
+            request=request,
+            workload=self.workload.to_json(),
+            device=self.device,
+            context_bytes=self.context_bytes,
         )
         timeout = request.timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS
         report = self._run_child(encode_request(Kind.TRIAL, order.to_json()), timeout)
@@ -148,11 +160,9 @@ class ProcessRunner:
 
     def _run_child(self, request: bytes, timeout: float | None) -> ChildReport:
         report = self._watch(request, timeout)
-        silent = not report.started and not report.cancelled and report.answer is None
-        if silent and isinstance(self._launcher, ForkserverLauncher):
-            self.fallback_reason = (
-                f"a forked child did not come up in {START_TIMEOUT_SECONDS:.0f} s; trials are spawned afresh from here on (slower to start)"
-            )
+        problem = _fork_problem(report)
+        if problem is not None and isinstance(self._launcher, ForkserverLauncher):
+            self.fallback_reason = f"{problem}; trials are spawned afresh from here on (slower to start)"
             self._launcher.close()
             self._launcher = SpawnLauncher(self._environment)
             report = self._watch(request, timeout)
@@ -171,7 +181,9 @@ class ProcessRunner:
         watch = _Watch(
             child=child,
             start_deadline=launched + (SPAWN_START_TIMEOUT_SECONDS if spawned else START_TIMEOUT_SECONDS),
-            deadline=None if timeout is None else launched + timeout + (SPAWN_START_TIMEOUT_SECONDS if spawned else 0),
+            deadline=None
+            if timeout is None
+            else launched + timeout + (SPAWN_START_TIMEOUT_SECONDS if spawned else 0),
             cancelled=self._cancelled.is_set,
         )
         try:
@@ -198,8 +210,15 @@ class ProcessRunner:
 class _Watch:
     """Reads a child's pipe until it has answered and ended, or has to be killed."""
 
-    def __init__(self, *, child: Child, start_deadline: float, deadline: float | None, cancelled: Callable[[], bool]) -> None:
-        self._child, self._start_deadline, self._deadline, self._cancelled = child, start_deadline, deadline, cancelled
+    def __init__(
+        self, *, child: Child, start_deadline: float, deadline: float | None, cancelled: Callable[[], bool]
+    ) -> None:
+        self._child, self._start_deadline, self._deadline, self._cancelled = (
+            child,
+            start_deadline,
+            deadline,
+            cancelled,
+        )
         self._buffer = b""
         self.answer: dict[str, Any] | None = None
         self.started = self.timed_out = self.was_cancelled = self.unreadable = False
@@ -229,7 +248,9 @@ class _Watch:
             open_pipe = self._wait(open_pipe) and open_pipe
 
     def _overdue(self, now: float) -> bool:
-        return (not self.started and now > self._start_deadline) or (self._deadline is not None and now > self._deadline)
+        return (not self.started and now > self._start_deadline) or (
+            self._deadline is not None and now > self._deadline
+        )
 
     def _wait(self, open_pipe: bool) -> bool:
         """Wait a moment for news; False when the pipe has ended."""
@@ -277,18 +298,26 @@ def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: f
     if report.answer is not None and "payload" in report.answer:
         return _judge_measurement(report)
     if report.answer is not None and "user_error" in report.answer:
-        failure = Failure(reason=Reason.ERROR, message=report.answer["user_error"]["message"], phase=report.phase)
+        failure = Failure(
+            reason=Reason.ERROR, message=report.answer["user_error"]["message"], phase=report.phase
+        )
     elif report.answer is not None:
         failure = classify_exception(ExceptionReport.from_json(report.answer["error"]), evidence)
     elif report.cancelled:
         failure = Failure(reason=Reason.INTERRUPTED, message="interrupted", phase=report.phase)
     elif report.timed_out:
         failure = Failure(
-            reason=Reason.TIMEOUT, message=f"no answer within {timeout:.0f} s", phase=report.phase, log_tail=report.log_tail or None
+            reason=Reason.TIMEOUT,
+            message=f"no answer within {timeout:.0f} s",
+            phase=report.phase,
+            log_tail=report.log_tail or None,
         )
     elif report.unreadable:
         failure = Failure(
-            reason=Reason.UNREADABLE_ANSWER, message="the child's answer could not be read", phase=report.phase, log_tail=report.log_tail or None
+            reason=Reason.UNREADABLE_ANSWER,
+            message="the child's answer could not be read",
+            phase=report.phase,
+            log_tail=report.log_tail or None,
         )
     else:
         failure = classify_exit(report.status, evidence)
@@ -316,7 +345,9 @@ def _judge_measurement(report: ChildReport) -> TrialResult:
     try:
         measurement = Measurement.from_json(report.answer["payload"])
     except UserError as error:
-        failure = Failure(reason=Reason.UNREADABLE_ANSWER, message=error.message, log_tail=report.log_tail or None)
+        failure = Failure(
+            reason=Reason.UNREADABLE_ANSWER, message=error.message, log_tail=report.log_tail or None
+        )
         return TrialResult(outcome=Outcome.FAILED, failure=failure, seconds=report.seconds)
     problem = unsound(measurement)
     if problem is not None:
@@ -329,6 +360,16 @@ def _tail(path: Path) -> str:
         handle.seek(0, os.SEEK_END)
         handle.seek(max(0, handle.tell() - LOG_TAIL_BYTES))
         return handle.read().decode(errors="replace")
+
+
+def _fork_problem(report: ChildReport) -> str | None:
+    """What shows that forking does not work here; None when nothing does."""
+    if not report.started and not report.cancelled and report.answer is None:
+        return f"a forked child did not come up in {START_TIMEOUT_SECONDS:.0f} s"
+    error = (report.answer or {}).get("error")
+    if error is not None and BAD_FORK in ExceptionReport.from_json(error).traceback:
+        return "the fork server had initialised CUDA"
+    return None
 
 
 def _oom_kills() -> int | None:

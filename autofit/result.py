@@ -16,7 +16,7 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
-from autofit.measurement import Interval, Memory
+from autofit.measurement import Interval, Memory, pooled_interval
 from autofit.spec import SearchSpec
 from autofit.trial import Outcome, Role, TrialRecord
 
@@ -319,11 +319,12 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
 
 
 def _interval(records: Sequence[TrialRecord], speeds: Sequence[float]) -> Interval:
-    """The hull of the runs and their own intervals: with two or three runs a t interval over runs would say nothing."""
+    """Of the mean over runs where there are three or more; else the hull of the runs and of their own intervals (a t interval over
+    two runs would say nothing)."""
+    if len(speeds) >= 3:
+        return pooled_interval(speeds)
     within = [r.interval for r in records if r.interval is not None]
-    return Interval(
-        low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)])
-    )
+    return Interval(low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)]))
 
 
 def _largest(memories: Sequence[Memory]) -> Memory:

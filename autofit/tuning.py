@@ -14,7 +14,7 @@ from autofit.arguments import KNOWN_DEFAULTS
 from autofit.assemble import assemble
 from autofit.config import parse_precisions
 from autofit.device import Device
-from autofit.errors import UserError
+from autofit.errors import NothingFits, UserError
 from autofit.estimation import asking
 from autofit.files import check_writable
 from autofit.landscape import Landscape
@@ -276,6 +276,7 @@ def memory_limit(spec: SearchSpec, device: Device, stored: Mapping[str, Any] | N
 
     Raises:
         UserError: more than the device has.
+        NothingFits: less than the context takes.
     """
     asked = spec.memory_limit_bytes
     if asked is None and stored is not None and isinstance(stored.get("memory_limit"), int):
@@ -284,6 +285,12 @@ def memory_limit(spec: SearchSpec, device: Device, stored: Mapping[str, Any] | N
         return asked if asked is not None else 1 << 60
     if asked is None:
         return device.default_limit_bytes()
+    if asked <= device.context_bytes:
+        raise NothingFits(
+            f"the memory limit {format_bytes(asked)} does not even hold the CUDA context",
+            shortfall_bytes=device.context_bytes - asked,
+            hint="raise --memory",
+        )
     if asked > device.total_memory_bytes:
         raise UserError(
             f"the memory limit {format_bytes(asked)} is larger than {device.name} has ({format_bytes(device.total_memory_bytes)})",
@@ -316,7 +323,8 @@ def choose_device(asked: str | None) -> str:
         UserError: not a device's name.
     """
     if asked is None:
-        return "cuda:0" if nvml.used_bytes() is not None or os.path.exists("/dev/kfd") else "cpu"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return "cuda:0" if not hidden and (nvml.used_bytes() is not None or os.path.exists("/dev/kfd")) else "cpu"
     kind, _, index = asked.partition(":")
     if asked == "cuda":
         return "cuda:0"

@@ -53,7 +53,11 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
     with os.fdopen(answer_fd, "wb") as pipe:
         channel = Channel(pipe)
         try:
-            if kind is not Kind.ESTIMATE:  # which computes nothing, and forks workers of its own
+            if (
+                kind is Kind.ESTIMATE
+            ):  # computes nothing, forks workers of its own, and must not hold memory of the card it is asked about
+                os.environ["CUDA_VISIBLE_DEVICES"] = ""
+            else:
                 _prove_threads_work()
             channel.send(Event.STARTED)
             answer: dict[str, Any] = {"payload": _handler(kind)(payload, channel)}
@@ -61,7 +65,11 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
             answer = {"user_error": {"message": error.message, "hint": error.hint}}
         except BaseException as error:
             _lift_limits()
-            answer = {"error": describe_exception(error, phase=channel.phase, reserved_fraction=_reserved_fraction()).to_json()}
+            answer = {
+                "error": describe_exception(
+                    error, phase=channel.phase, reserved_fraction=_reserved_fraction()
+                ).to_json()
+            }
         _lift_limits()
         channel.send(Event.ANSWER, **answer)
     with contextlib.suppress(OSError, ValueError):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.errors import WorkerError
+from autofit.errors import UserError, WorkerError
 from autofit.launch import ForkserverLauncher, child_environment, visible_device
 from tests.refusals import refused
 
@@ -57,12 +57,17 @@ def test_a_trial_is_no_rank_of_a_launcher_and_reports_to_nobody() -> None:
         ("cuda", None, "0"),
         ("cuda:1", "4,5", "5"),
         ("cuda:0", " GPU-8a3f , GPU-9b ", "GPU-8a3f"),
-        ("cuda:0", "", "0"),
-        ("cuda:2", "4", "2"),
     ],
 )
 def test_a_card_is_counted_among_the_visible_ones(device: str, visible: str | None, name: str) -> None:
     assert visible_device(device, visible) == name
+
+
+@pytest.mark.parametrize(("device", "visible"), [("cuda:0", ""), ("cuda:2", "4")])
+def test_a_card_that_the_user_hid_stays_hidden(device: str, visible: str) -> None:
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES") as caught:
+        visible_device(device, visible)
+    assert caught.value.hint is not None
 
 
 def _with_torch(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

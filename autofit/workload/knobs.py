@@ -25,15 +25,19 @@ class KnobWitness:
 
     def __init__(self, model: nn.Module, device: str) -> None:
         self._device_type = device.partition(":")[0]
+        self._looked = False
         self._autocast: str | None = None
-        self._checkpointed = 0
-        self._handle = _innermost(model).register_forward_pre_hook(self._look)
+        # Any module inside the model: accelerate puts autocast around the model's own `forward`, behind the hooks of the model itself.
+        inner = [module for module in model.modules() if module is not model]
+        self._handles = [module.register_forward_pre_hook(self._look) for module in inner]
 
     def _look(self, module: nn.Module, args: Any) -> None:
-        """Runs inside whatever autocast is active around (or in) the model's forward."""
         on = torch.is_autocast_enabled(self._device_type)
         self._autocast = _name(torch.get_autocast_dtype(self._device_type)) if on else None
-        self._handle.remove()
+        self._looked = True
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def facts(self, trainer: Trainer, config: TrialConfig, *, built_here: bool) -> dict[str, dict[str, Any]]:
         """`{"asked": {...}, "seen": {...}}`, the same keys in both, values that can be compared.
@@ -45,20 +49,17 @@ class KnobWitness:
         assert model is not None
         precision = PRECISION_FACTS[config.precision]
         optimizer = _unwrapped(trainer.optimizer)
-        asked: dict[str, Any] = {
-            "autocast_dtype": precision.autocast_dtype,
-            "gradient_checkpointing": config.gradient_checkpointing,
-        }
-        seen: dict[str, Any] = {
-            "autocast_dtype": self._autocast,
-            "gradient_checkpointing": checkpointing_active(model),
-        }
+        asked: dict[str, Any] = {"gradient_checkpointing": config.gradient_checkpointing}
+        seen: dict[str, Any] = {"gradient_checkpointing": checkpointing_active(model)}
+        if self._looked:
+            asked["autocast_dtype"] = precision.autocast_dtype
+            seen["autocast_dtype"] = self._autocast
         if built_here:
             asked["weight_dtype"] = precision.weight_dtype
             seen["weight_dtype"] = weight_dtype(model)
         if config.precision in (Precision.FP32, Precision.TF32) and self._device_type == "cuda":
             asked["fp32_matmul"] = precision.fp32_matmul
-            seen["fp32_matmul"] = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+            seen["fp32_matmul"] = fp32_matmul()
         if config.optim in OPTIMIZER_CLASSES:
             asked["optimizer"] = OPTIMIZER_CLASSES[config.optim]
             seen["optimizer"] = type(optimizer).__name__
@@ -81,6 +82,14 @@ def checkpointing_active(model: nn.Module) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
 
 
+def fp32_matmul() -> str:
+    """`tf32` or `ieee`: how CUDA multiplies fp32 matrices now."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):  # torch 2.9 and newer
+        return "tf32" if matmul.fp32_precision == "tf32" else "ieee"
+    return "tf32" if matmul.allow_tf32 else "ieee"
+
+
 def weight_dtype(model: nn.Module) -> str:
     """dtype of most of the trainable floating-point parameters."""
     sizes: dict[str, int] = {}
@@ -89,16 +98,6 @@ def weight_dtype(model: nn.Module) -> str:
             name = _name(parameter.dtype)
             sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name]) if sizes else "none"
-
-
-def _innermost(model: nn.Module) -> nn.Module:
-    """A module whose forward runs inside the autocast that accelerate puts around the model's own forward."""
-    children = [
-        module
-        for module in model.modules()
-        if module is not model and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-    ]
-    return children[0] if children else model
 
 
 def _unwrapped(optimizer: Any) -> Any:
