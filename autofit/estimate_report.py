@@ -1,77 +1,181 @@
-"""What `autofit estimate` prints: the parts of the peak as a table with bars, the three peaks, and whether it fits."""
+"""What `autofit estimate` prints: the parts of the peak as a table with bars, the peaks, and whether it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from autofit.estimation import LargestBatch, MemoryEstimate, Target
+from autofit.forecast import OVER, SPARE
 from autofit.spec import Workload
 from autofit.units import format_bytes
+from autofit.wording import Column, describe, printable, text_table, wrapped
 
-BAR_WIDTH = 24
+WIDEST_BAR, NARROWEST_BAR = 40, 8
+FORMULA_DOUBT = 0.15  #: single answers of the closed formula miss by this much and more
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def render_estimate(answer: MemoryEstimate, workload: Workload, console: Console) -> None:
-    """Print one estimate."""
-    console.print(f"{workload.model}  {answer.config.label()}  on {answer.device}", highlight=False, markup=False)
-    console.print(verdict(answer), style="bold", highlight=False, markup=False)
-    console.print()
-    bar = "#" if console.options.ascii_only else "█"
-    table = Table(box=None, pad_edge=False, show_edge=False)
-    table.add_column("at the peak")
-    table.add_column("size", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("")
-    for name, part in answer.anatomy["parts"].items():
-        share = part["share"]
-        table.add_row(name.replace("_", " "), format_bytes(part["bytes"]), f"{share:.1%}", bar * round(share * BAR_WIDTH))
-    console.print(table)
-    console.print()
-    for line in (*peak_lines(answer), *(f"note: {warning}" for warning in answer.warnings)):
-        console.print(line, highlight=False, markup=False)
+    """Print one estimate, in the console's width and encoding."""
+    width, ascii_only = console.width, console.options.ascii_only
+    _print(console, [f"{workload.model} on {answer.device}", *wrapped(describe(answer.config), width)])
+    _print(console, ["", *wrapped(verdict(answer), width)], style="bold")
+    _print(console, ["", *anatomy_lines(answer.anatomy["parts"], width, ascii_only=ascii_only)])
+    _print(console, ["", *peak_lines(answer, width)])
+    if answer.warnings:
+        _print(console, ["", *note_lines(answer.warnings, width)])
 
 
 def verdict(answer: MemoryEstimate) -> str:
-    """The answer in one line."""
-    confidence = "traced" if answer.confidence == "traced" else "by formula"
-    used = f"{format_bytes(answer.device_used_bytes)} used on the device ({confidence})"
+    """Whether it fits, and how sure that is, in one sentence."""
+    used = f"{format_bytes(answer.device_used_bytes)} of device memory"
+    used += "" if answer.confidence == "traced" else " by a closed formula"
     if answer.fits is None or answer.memory_bytes is None or answer.spare_bytes is None:
-        return used
-    size = format_bytes(answer.memory_bytes)
+        return f"Takes {used}."
+    size, spare = format_bytes(answer.memory_bytes), format_bytes(abs(answer.spare_bytes))
+    sure = _is_sure(answer)
     if not answer.fits:
-        return f"does not fit into {size}: {format_bytes(-answer.spare_bytes)} are missing; {used}"
-    return f"fits into {size} with {format_bytes(answer.spare_bytes)} to spare; {used}"
+        return f"{'Does not' if sure else 'Probably does not'} fit into {size}: {spare} short. Takes {used}."
+    if sure:
+        return f"Fits into {size} with {spare} to spare. Takes {used}."
+    return f"Just fits into {size}, with {spare} to spare: too close to be sure. Takes {used}."
 
 
-def peak_lines(answer: MemoryEstimate) -> list[str]:
-    """The three peaks and where the peak is, a line each."""
-    lines = [
-        f"peak allocated   {format_bytes(answer.peak_allocated_bytes):>10}   in live tensors",
-        f"peak reserved    {format_bytes(answer.peak_reserved_bytes):>10}   held by the allocator when memory is no limit",
-        f"min capacity     {format_bytes(answer.min_capacity_bytes):>10}   the least it survives in, beside the context",
+def _is_sure(answer: MemoryEstimate) -> bool:
+    """Whether the verdict would stand if the prediction were off by as much as it ever was."""
+    assert answer.memory_bytes is not None
+    room = answer.memory_bytes - answer.context_bytes
+    traced = answer.confidence == "traced"
+    if answer.fits:
+        return answer.min_capacity_bytes <= (SPARE if traced else 1 - FORMULA_DOUBT) * room
+    return answer.peak_allocated_bytes > (OVER if traced else 1 + FORMULA_DOUBT) * room
+
+
+def anatomy_lines(parts: Mapping[str, Mapping[str, Any]], width: int, *, ascii_only: bool) -> list[str]:
+    """A row per part; bars are as long as the part is large, the largest fills what room there is."""
+    columns = [
+        Column(title="at the peak"),
+        Column(title="size", right=True),
+        Column(title="share", right=True),
     ]
+    rows = [
+        [name.replace("_", " "), format_bytes(part["bytes"]), _percent(part["share"])]
+        for name, part in parts.items()
+    ]
+    lines = text_table(columns, rows, width)
+    room = max(NARROWEST_BAR, min(WIDEST_BAR, width - max(map(len, lines)) - 2))
+    largest = max((part["share"] for part in parts.values()), default=1.0) or 1.0
+    bars = [bar(part["share"] / largest, room, ascii_only=ascii_only) for part in parts.values()]
+    head, body = lines[: len(lines) - len(rows)], lines[len(lines) - len(rows) :]
+    edge = max(map(len, lines))
+    return [*head, *(f"{line:<{edge}}  {drawn}".rstrip() for line, drawn in zip(body, bars))]
+
+
+def bar(share: float, room: int, *, ascii_only: bool = False) -> str:
+    """A bar of `share` (0 to 1) of `room` characters, to an eighth of one, or to a whole one in ASCII."""
+    if ascii_only:
+        return "#" * round(share * room)
+    whole, eighths = divmod(round(share * room * 8), 8)
+    return ("█" * whole + EIGHTHS[eighths]).rstrip()
+
+
+def _percent(share: float) -> str:
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def peak_lines(answer: MemoryEstimate, width: int) -> list[str]:
+    """The peaks and where the peak is."""
+    rows = [
+        ("peak allocated", answer.peak_allocated_bytes, "in live tensors"),
+        ("peak reserved", answer.peak_reserved_bytes, "held by the allocator when memory is no limit"),
+        ("device used", answer.device_used_bytes, "reserved and the context, as nvidia-smi shows it"),
+        ("least capacity", answer.min_capacity_bytes, "in which it survives; the context comes on top"),
+    ]
+    lines = [f"  {name:<14}  {format_bytes(size):>10}  {meaning}" for name, size, meaning in rows]
     peak = answer.anatomy.get("peak")
     if peak:
-        where = f"{peak['moment']} of micro-step {peak['micro_step'] + 1}, optimizer step {peak['step'] + 1}"
-        lines.append(f"the peak is in the {where}, at {peak['operator']} ({format_bytes(peak['operator_bytes'])})")
+        where = (
+            f"{peak['moment']} of micro-step {peak['micro_step'] + 1} in optimizer step {peak['step'] + 1}"
+        )
+        what = f"{operator_name(peak['operator'])} takes {format_bytes(peak['operator_bytes'])}"
+        lines += wrapped(f"The peak is reached in the {where}, when {what}.", width)
     return lines
 
 
-def render_largest(rows: Sequence[LargestBatch], workload: Workload, target: Target, console: Console) -> None:
-    """Print the largest batches as a table."""
+def operator_name(name: str) -> str:
+    """`aten.native_layer_norm.default` as people know it: `native_layer_norm`."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "aten" else name
+
+
+def note_lines(notes: Sequence[str], width: int) -> list[str]:
+    """Each note once, in lines of their own."""
+    return [
+        line for note in dict.fromkeys(notes) for line in wrapped(f"note: {note}", width, hanging="      ")
+    ]
+
+
+def render_largest(
+    rows: Sequence[LargestBatch], workload: Workload, target: Target, console: Console
+) -> None:
+    """Print the largest batches as a table: a row per precision and checkpointing, a column per optimizer."""
+    width, ascii_only = console.width, console.options.ascii_only
     size = format_bytes(target.memory_bytes or 0)
-    console.print(f"largest per-device batch of {workload.model} on {target.name} ({size})", highlight=False, markup=False)
-    table = Table(box=box.ASCII2 if console.options.ascii_only else box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("precision", "checkpointing", "optimizer"):
-        table.add_column(name)
-    table.add_column("batch", justify="right")
-    for row in rows:
-        batch = "?" if row.batch_size is None else "does not fit" if row.batch_size == 0 else str(row.batch_size)
-        table.add_row(str(row.precision), "on" if row.gradient_checkpointing else "off", row.optim, batch)
-    console.print(table)
-    for note in dict.fromkeys([*(f"could not be traced: {r.note}" for r in rows if r.note), *target.warnings]):
-        console.print(f"note: {note}", highlight=False, markup=False)
+    _print(
+        console,
+        wrapped(f"Largest per-device batch of {workload.model} on {target.name} ({size})", width),
+        style="bold",
+    )
+    _print(console, ["", *largest_lines(rows, width, ascii_only=ascii_only)])
+    legend = []
+    if any(row.batch_size == 0 for row in rows):
+        legend.append("0: not even a batch of 1 fits")
+    if any(row.batch_size is None for row in rows):
+        legend.append("?: could not be predicted")
+    notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
+    if legend or notes or target.warnings:
+        _print(
+            console, ["", *wrapped("; ".join(legend), width), *note_lines([*notes, *target.warnings], width)]
+        )
+
+
+def largest_lines(rows: Sequence[LargestBatch], width: int, *, ascii_only: bool = False) -> list[str]:
+    """The table; where its columns do not fit beside each other, a row per answer."""
+    optims = list(dict.fromkeys(row.optim for row in rows))
+    found = {(row.precision, row.gradient_checkpointing, row.optim): _batch(row) for row in rows}
+    pairs = list(dict.fromkeys((row.precision, row.gradient_checkpointing) for row in rows))
+    columns = [
+        Column(title="precision"),
+        Column(title="checkpointing"),
+        *(Column(title=name, right=True) for name in optims),
+    ]
+    if sum(len(column.title) + 2 for column in columns) <= width:
+        cells = [
+            [str(p), "on" if on else "off", *(found.get((p, on, name), "") for name in optims)]
+            for p, on in pairs
+        ]
+        return text_table(columns, cells, width)
+    columns = [
+        Column(title="precision"),
+        Column(title="checkpointing"),
+        Column(title="optimizer"),
+        Column(title="batch", right=True),
+    ]
+    cells = [
+        [str(r.precision), "on" if r.gradient_checkpointing else "off", r.optim, _batch(r)] for r in rows
+    ]
+    return text_table(columns, cells, width)
+
+
+def _batch(row: LargestBatch) -> str:
+    return "?" if row.batch_size is None else f"{row.batch_size:,}"
+
+
+def _print(console: Console, lines: Sequence[str], *, style: str = "") -> None:
+    ascii_only = console.options.ascii_only
+    for line in lines:
+        console.print(Text(printable(line, ascii_only=ascii_only), style=style), soft_wrap=True)
