@@ -123,8 +123,10 @@ class Advisor:
         self._last: tuple[tuple[int, ...], Beliefs] | None = None
 
     def beliefs(self, records: Sequence[TrialRecord]) -> Beliefs:
-        """Condition both models on the records; configurations that are not in the space are ignored."""
-        known = sorted((r for r in records if r.config in self._row), key=lambda r: r.number)
+        """Condition both models on the records; interrupted trials and configurations outside the space say nothing."""
+        known = sorted(
+            (r for r in records if r.config in self._row and not r.interrupted), key=lambda r: r.number
+        )
         key = tuple(r.number for r in known)
         if self._last is None or self._last[0] != key:
             self._last = (key, self._conditioned(known))

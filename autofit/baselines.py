@@ -47,7 +47,8 @@ def next_hand_recipe(
 ) -> TrialConfig | None:
     """The next size to try so that the largest power of two that fits becomes known; None when it is.
 
-    With a prediction the hand starts at the largest size that is likely to fit; without one at `FIRST_GUESS`, then doubles or halves.
+    With a prediction the hand starts at the largest size that is likely to fit, and goes on to the next as long as it may fit;
+    without one it starts at `FIRST_GUESS`, then doubles or halves.
 
     Args:
         recipes: one configuration per power of two, ascending by batch size.
@@ -66,8 +67,10 @@ def next_hand_recipe(
     if not open_sizes:
         return None
     if any(likely(c) is not None for c in open_sizes):
-        expected = [c for c in open_sizes if likely(c) is not False]
-        return expected[-1] if expected else (open_sizes[0] if not fitting else None)
+        expected = [c for c in open_sizes if likely(c)]
+        if expected:
+            return expected[-1]
+        return open_sizes[0] if not fitting or likely(open_sizes[0]) is None else None
     if fitting:
         return open_sizes[0]
     return min(open_sizes, key=lambda c: abs(c.per_device_train_batch_size - FIRST_GUESS))

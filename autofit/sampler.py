@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
 
 from autofit.advice import Advice, Advisor, Certificate
 from autofit.config import TrialConfig
@@ -18,7 +19,7 @@ from autofit.errors import UserError
 from autofit.predict import MemoryBelief, MemoryModel
 from autofit.space import Space
 from autofit.speed import SpeedModel, TimePrior
-from autofit.trial import Role, TrialRecord
+from autofit.trial import Outcome, Role, TrialRecord
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -95,14 +96,18 @@ class CostModelSampler(BaseSampler):
     def certificate(self, records: Sequence[TrialRecord]) -> Certificate | None:
         """The proof that the search may stop; None while something may still win.
 
-        It rests on the search's own trials: play-off and confirmation come after it, and rank, but do not reopen the search.
+        It rests on the search's own trials: play-off and confirmation come after it, and rank, but do not reopen the search,
+        unless one shows that a leader does not fit.
         """
-        searched = [r for r in records if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)]
+        later = (Role.PLAYOFF, Role.CONFIRMATION)
+        searched = [r for r in records if r.role not in later or r.outcome is Outcome.INFEASIBLE]
         return self.advise(searched).certificate
 
     def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord]) -> bool | None:
-        """Whether `config` is expected to fit, given all trials so far; None while nothing is known."""
-        return self._advisor.likely_fits(config, records, LIKELY)
+        """Whether `config` is expected to fit, given all trials so far; None while nothing is known, or too little."""
+        likely = self._advisor.likely_fits(config, records, LIKELY)
+        unsure = likely is False and self._advisor.likely_fits(config, records, 1.0 - LIKELY)
+        return None if unsure else likely
 
     def _told(self, study: Study) -> list[TrialRecord]:
         """Records of the told trials, each parsed once."""
@@ -125,8 +130,9 @@ class GridOrderSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The first configuration that no trial has."""
-        taken = [self._space.config_of(t.params) for t in study.get_trials(deepcopy=False) if t.params]
+        """The first configuration that no trial has; one that failed may be wanted once more."""
+        trials = study.get_trials(deepcopy=False)
+        taken = [self._space.config_of(t.params) for t in trials if t.params and t.state is not TrialState.FAIL]
         seen = {config.key() for config in taken if config is not None}
         config = next((c for c in self._space.configs if c.key() not in seen), self._space.configs[0])
         return dict(self._space.params_of(config))

@@ -144,6 +144,7 @@ class Search:
         self._terms, self._space, self._study, self._runner = terms, space, study, runner
         self._memory, self._observer, self._clock = memory, observer or Silent(), clock
         self._begin = clock()
+        self._stopped = ""
         self._random = random.Random(terms.seed)
         self._recipes = self._hand_recipes()
         self._earlier_seconds = sum(r.seconds for r in study.records)
@@ -157,26 +158,25 @@ class Search:
             UserError: nothing completed within the budget.
             KeyboardInterrupt: interrupted before anything completed.
         """
-        stopped, interrupted = "", False
+        interrupted = confirmed = False
         try:
             self._baselines()
-            stopped = self._proposals()
+            self._stopped = self._proposals()
         except OutOfBudget as reason:
-            stopped = str(reason)
+            self._stopped = str(reason)
         except KeyboardInterrupt:
-            stopped, interrupted = "interrupted", True
+            interrupted = True
         if not estimates(self._records):
-            self._give_up(interrupted, stopped)
-        confirmed = False
+            self._give_up(interrupted)
         try:
             if not interrupted:
                 self._playoff()
                 confirmed = self._confirm()
         except OutOfBudget as reason:
-            stopped = f"{stopped}; {reason} before the confirmation"
+            self._stopped += f"; {reason} before the confirmation"
         except KeyboardInterrupt:
-            stopped, interrupted = "interrupted", True
-        return self._finding(stopped, interrupted, confirmed)
+            interrupted = True
+        return self._finding(interrupted, confirmed)
 
     @property
     def _records(self) -> Sequence[TrialRecord]:
@@ -358,18 +358,18 @@ class Search:
     def _search_on(self) -> None:
         """Look again after a winner was lost: the search ended because nothing was expected to beat it."""
         with contextlib.suppress(OutOfBudget):
-            self._proposals()
+            self._stopped = self._proposals()
             self._playoff()
 
-    def _finding(self, stopped: str, interrupted: bool, confirmed: bool) -> Finding:
+    def _finding(self, interrupted: bool, confirmed: bool) -> Finding:
         if not estimates(self._records):
-            self._give_up(interrupted, stopped)
+            self._give_up(interrupted)
         verdict = self._verdict()
         return Finding(
             winner=verdict.winner,
             tied=verdict.tied,
             confirmed=confirmed,
-            stopped=stopped,
+            stopped="interrupted" if interrupted else self._stopped,
             interrupted=interrupted,
             seconds=self._elapsed() + self._earlier_seconds,
             hand_recipe=baselines.settled_hand_recipe(self._recipes, self._records),
@@ -443,7 +443,7 @@ class Search:
             hint = "give trials more time with --trial-timeout, or search a smaller model"
         raise SearchFailed(f"{who}: {first.message}", traceback=first.traceback or first.log_tail or "", hint=hint)
 
-    def _give_up(self, interrupted: bool, stopped: str) -> None:
+    def _give_up(self, interrupted: bool) -> None:
         """Nothing completed: say why."""
         if interrupted:
             raise KeyboardInterrupt
@@ -453,7 +453,7 @@ class Search:
         left = len(self._open())
         if left:
             raise UserError(
-                f"{stopped}, and no trial has completed; {left} configurations were not tried",
+                f"{self._stopped}, and no trial has completed; {left} configurations were not tried",
                 hint="give it more --trials or --timeout, or smaller batches with --batch-size",
             )
         raise NothingFits(
