@@ -1,0 +1,84 @@
+"""Stage *tests*: `pytest -m gpu`, each test's outcome kept as soon as it is known. Tests that passed are not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from benchmarks.evidence.bench import Bench, missing, run_child
+from benchmarks.evidence.box import Box
+from benchmarks.evidence.inside.pytest_log import LOG_VARIABLE, PARENT_VARIABLE
+from benchmarks.evidence.store import DONE, FAILED, SKIPPED, Sheet
+
+NEEDED = ("pytest", "hypothesis")
+WHOLE = "pytest -m gpu"
+
+
+def planned(bench: Bench) -> list[str]:
+    """Keys of this stage: the run to its end; single tests are known only to pytest."""
+    return [WHOLE]
+
+
+def run(bench: Bench, sheet: Sheet, box: Box) -> None:
+    """Run the tests that have not passed."""
+    if sheet.settled(WHOLE) or not box.holds(5.0):
+        return
+    absent = missing(*NEEDED)
+    if absent:
+        sheet.skip(WHOLE, f"{', '.join(absent)} is not installed")
+        return
+    log = bench.folder.file("inside", "tests.jsonl")
+    log.unlink(missing_ok=True)
+    environment = bench.environment() | {LOG_VARIABLE: str(log), PARENT_VARIABLE: str(os.getpid())}
+    status: int | None = None
+    output = ""
+    try:
+        status, output = run_child(command(sheet), environment, box.left)
+    finally:
+        _take_over(sheet, log.read_text().splitlines() if log.exists() else [])
+    failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED and key != WHOLE]
+    if status is None:
+        sheet.note("the tests were cut off at the end of their box; those that had passed are kept")
+        return
+    state = DONE if status in (0, 1, 5) else FAILED  # 5: every test had passed before
+    sheet.put(
+        WHOLE,
+        state,
+        exit_status=status,
+        failed=failed,
+        error=None if state == DONE else output,
+        output=output[-2000:],
+    )
+    bench.say(f"tests: exit status {status}, {len(failed)} failed")
+
+
+def command(sheet: Sheet) -> list[str]:
+    """The pytest command; without pytest-timeout the project's own options would be refused."""
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "benchmarks.evidence.inside.pytest_log",
+    ]
+    if missing("pytest_timeout"):
+        words += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
+    for name, row in sheet.rows.items():
+        if row["state"] == DONE and name != WHOLE:
+            words += ["--deselect", name]
+    return [*words, "tests/gpu"]
+
+
+def _take_over(sheet: Sheet, lines: list[str]) -> None:
+    states = {"passed": DONE, "failed": FAILED, "skipped": SKIPPED}
+    for line in lines:
+        if line.endswith("}"):
+            found = json.loads(line)
+            more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
+            sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)

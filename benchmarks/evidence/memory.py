@@ -1,0 +1,225 @@
+"""Stage *memory*: real counters of many configurations, what was predicted for each, and two allocator histories compared event by event."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autofit.errors import AutofitError
+from autofit.estimation import asking
+from autofit.files import read_json_object
+from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, versions
+from autofit.memory.events import Trace
+from autofit.memory.law import MemoryLaw
+from autofit.protocol import Kind, TrialOrder
+from autofit.runner import TrialRequest
+from autofit.spec import Workload
+from benchmarks.evidence import history
+from benchmarks.evidence.bench import Bench, Stopwatch, record
+from benchmarks.evidence.box import Box
+from benchmarks.evidence.plan import Case
+from benchmarks.evidence.store import Sheet
+
+WINDOW_SECONDS = 0.1  #: peaks do not change after the second step
+DRY_CAPABILITY = "9.0"
+MAX_WORKERS = 12
+TRACE_SECONDS = 300.0
+TRIALS_SHARE = (
+    0.65  #: of the box for real trials; predictions can follow in a later call, or on another machine
+)
+
+
+def planned(bench: Bench) -> list[str]:
+    """Keys of this stage."""
+    trials, snapshots = bench.plan.memory, bench.plan.snapshots
+    keys = [f"trial {case.key}" for case in trials] + [f"snapshot {case.key}" for case in snapshots]
+    return [*keys, *(f"predicted {case.key}" for case in trials), "native and patched traces"]
+
+
+def run(bench: Bench, sheet: Sheet, box: Box) -> None:
+    """Trials first: only a card can give them."""
+    _trials(bench, sheet, box.share(TRIALS_SHARE))
+    for number, case in enumerate(bench.plan.snapshots):
+        if not sheet.settled(f"snapshot {case.key}") and box.holds(5.0):
+            _snapshot(bench, sheet, box, case, number)
+    _predictions(bench, sheet, box)
+    if not sheet.settled("native and patched traces") and box.holds(5.0):
+        _both_paths(bench, sheet, box, bench.plan.snapshots[0])
+
+
+def _trials(bench: Bench, sheet: Sheet, box: Box) -> None:
+    for case in bench.plan.memory:
+        key = f"trial {case.key}"
+        if sheet.settled(key):
+            continue
+        if not box.holds(2.0):
+            return
+        reason = bench.problem(case.workload, case.config)
+        if reason is not None:
+            sheet.skip(key, reason)
+            sheet.skip(f"predicted {case.key}", reason)
+            continue
+        result = bench.trial(case.workload, case.config, box, window_seconds=WINDOW_SECONDS)
+        model = bench.describe(case.workload)["model"]
+        facts = {
+            name: model[name] for name in ("task", "seq_len", "digest", "n_params", "attn_implementation")
+        }
+        record(sheet, key, result, case.config, model=case.model, facts=facts)
+        bench.say(f"{key}: {result.outcome} in {result.seconds:.1f} s")
+
+
+def _predictions(bench: Bench, sheet: Sheet, box: Box) -> None:
+    for workload in dict.fromkeys(case.workload for case in bench.plan.memory):
+        cases = [
+            c for c in bench.plan.memory if c.workload == workload and not sheet.settled(f"predicted {c.key}")
+        ]
+        if not cases:
+            continue
+        setting, workers = _setting(bench, workload), worker_count()
+        for chunk in _chunks(cases, 2 * workers):
+            if not box.holds(3.0):
+                return
+            _predict(bench, sheet, box, setting, chunk, workers)
+
+
+def _predict(
+    bench: Bench, sheet: Sheet, box: Box, setting: Setting, cases: Sequence[Case], workers: int
+) -> None:
+    watch = Stopwatch()
+    laws = collect(
+        setting,
+        [case.config for case in cases],
+        _ask(bench, setting.workload, box),
+        workers=workers,
+        single=any(case.config.per_device_train_batch_size == 1 for case in cases),
+    )
+    bench.say(f"traced {len(laws)} classes of {cases[0].model} in {watch.seconds:.1f} s")
+    for case in cases:
+        sheet.put(f"predicted {case.key}", **predicted(setting, laws, case))
+
+
+def predicted(setting: Setting, laws: dict[str, ClassLaws], case: Case) -> dict[str, Any]:
+    """Peaks of one configuration, as the search is told them and as the replay at this very batch has them."""
+    found = laws[law_class(setting, case.config)]
+    row: dict[str, Any] = {
+        "model": case.model,
+        "config": case.config.to_json(),
+        "versions": versions(),
+        "reason": found.reason,
+    }
+    if found.laws is None:
+        return row | {"predicted": None, "replayed": None}
+    law, batch = found.laws.memory, case.config.per_device_train_batch_size
+    watch, peaks, seen = Stopwatch(), law.predict(batch), law.replay(batch)
+    return row | {
+        "predicted": {name: getattr(peaks, name) for name in peaks.__slots__},
+        "replayed": {
+            "peak_allocated_bytes": seen.peak_allocated_bytes,
+            "peak_reserved_bytes": seen.peak_reserved_bytes,
+        },
+        "sdpa": dict(law.base.facts.sdpa),
+        "trace_notes": list(law.base.facts.notes),
+        "replay_seconds": watch.seconds,
+    }
+
+
+def _snapshot(bench: Bench, sheet: Sheet, box: Box, case: Case, number: int) -> None:
+    key, path = f"snapshot {case.key}", bench.folder.file("snapshots", f"history-{number}.json")
+    reason = bench.problem(case.workload, case.config)
+    if reason is not None:
+        sheet.skip(key, reason)
+        return
+    order = TrialOrder(
+        request=TrialRequest(config=case.config, optimizer_steps=2),
+        workload=case.workload.to_json(),
+        device=bench.device,
+        context_bytes=bench.machine.context_bytes,
+    )
+    path.unlink(missing_ok=True)
+    *found, end = bench.inside("snapshot", {"trial": order.to_json(), "path": str(path)}, box)
+    if end["status"] != 0 or not path.exists() or not found:
+        sheet.fail(key, f"status {end['status']}: {end['log']}")
+        return
+    trace = exact_trace(bench, box, case)
+    packed = bench.folder.file("snapshots", f"traced-{number}.json.gz")
+    packed.write_bytes(gzip.compress(json.dumps(trace.to_json(), separators=(",", ":")).encode()))
+    real = history.History.from_json(read_json_object(path, what="history"))
+    sheet.put(
+        key,
+        config=case.config.to_json(),
+        model=case.model,
+        recorded_by=found[0],
+        files=[path.name, packed.name],
+        comparison=history.compare(real, trace),
+    )
+    bench.say(f"{key}: {found[0]['births']} births compared")
+
+
+def exact_trace(bench: Bench, box: Box, case: Case) -> Trace:
+    """Our trace of `case` at its own batch, for the device at hand.
+
+    Raises:
+        AutofitError: it cannot be traced.
+    """
+    request = replace(
+        _setting(bench, case.workload).request(case.config), device_type="cuda" if bench.on_cuda else "cpu"
+    )
+    answer = _ask(bench, case.workload, box)({"requests": [request.to_json()], "batches": [1, 2, 4]})[
+        "answers"
+    ][0]
+    if answer["law"] is not None:
+        return MemoryLaw.from_json(answer["law"]).trace(case.config.per_device_train_batch_size)
+    if answer["trace"] is None:
+        raise AutofitError(f"{case.key} cannot be traced: {answer['reason']}")
+    return Trace.from_json(answer["trace"])
+
+
+def _both_paths(bench: Bench, sheet: Sheet, box: Box, case: Case) -> None:
+    """Is a trace made beside a usable card the same as one made where there is none?"""
+    if not bench.on_cuda:
+        sheet.skip("native and patched traces", "needs a CUDA device")
+        return
+    setting = _setting(bench, case.workload)
+    payload = {"requests": [setting.request(case.config).to_json()], "batches": [2, 4]}
+    here = _ask(bench, case.workload, box)(payload)["answers"][0]
+    with asking(case.workload) as (_, ask):
+        there = ask(payload)["answers"][0]
+    same = (
+        here["law"] is not None
+        and there["law"] is not None
+        and here["law"]["base"]["sizes"] == there["law"]["base"]["sizes"]
+    )
+    sheet.put(
+        "native and patched traces",
+        config=case.config.to_json(),
+        same_births=same,
+        same_events=same and here["law"]["base"]["events"] == there["law"]["base"]["events"],
+        reasons=[here["reason"], there["reason"]],
+        seconds=[here["seconds"], there["seconds"]],
+    )
+
+
+def _setting(bench: Bench, workload: Workload) -> Setting:
+    capability = bench.machine.compute_capability or DRY_CAPABILITY
+    return Setting(workload=workload, facts=bench.describe(workload)["model"], compute_capability=capability)
+
+
+def _ask(bench: Bench, workload: Workload, box: Box) -> Ask:
+    def ask(payload: dict[str, Any]) -> dict[str, Any]:
+        bench.runner.workload = workload
+        return bench.runner.ask(Kind.ESTIMATE, payload, timeout=box.timeout(TRACE_SECONDS, least=15.0))
+
+    return ask
+
+
+def worker_count() -> int:
+    """Processes that trace at a time."""
+    return max(1, min(MAX_WORKERS, (os.cpu_count() or 2) - 1))
+
+
+def _chunks(cases: Sequence[Case], size: int) -> Iterable[Sequence[Case]]:
+    return (cases[start : start + size] for start in range(0, len(cases), size))
