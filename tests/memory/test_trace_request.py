@@ -200,3 +200,19 @@ def test_padding_and_the_attention_implementation_decide_the_kernel() -> None:
     assert in_child(_padded_routes, False, None)[0] == {"flash": layers}
     assert in_child(_padded_routes, True, None)[0] == {"efficient": layers}
     assert in_child(_padded_routes, False, "eager")[0] == {}
+
+
+def test_an_operator_without_a_fake_kernel_is_named() -> None:
+    sent = request(workload=Workload(model="wav2vec2-base", seq_len=4000))
+    answer = in_child(_answer, sent)
+    assert answer["law"] is None
+    assert answer["reason"].startswith("aten.")
+    assert "does not run on fake tensors" in answer["reason"]
+
+
+def test_a_selection_by_label_is_taken_to_select_all_and_says_so() -> None:
+    from autofit.memory.trace.run import trace
+
+    sent = request(workload=Workload(model="deberta-v3-base", seq_len=8))
+    notes = in_child(trace, sent).facts.notes
+    assert notes == ("a selection by value is taken to select every element",)

@@ -23,7 +23,7 @@ from autofit.memory.trace.engine import EngineRules, calibrate
 from autofit.memory.trace.loop import TrainingLoop
 from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import StepSettings, StepSubject
-from autofit.memory.trace.tracer import ScalarReader, StorageTracer
+from autofit.memory.trace.tracer import OperatorRefused, ScalarReader, StorageTracer
 
 Runner = Callable[[StepSubject, StepSettings, StorageTracer], None]
 _UNSUPPORTED = (
@@ -55,6 +55,8 @@ def named_failures() -> Iterator[None]:
     """Turn what the fake mode cannot do into a `TraceUnavailable` that names the operator."""
     try:
         yield
+    except OperatorRefused as error:
+        raise TraceUnavailable(str(error)) from error
     except _UNSUPPORTED as error:
         operator = (
             next((str(a) for a in error.args if "aten" in str(a)), None) or str(error) or type(error).__name__
@@ -89,7 +91,8 @@ def trace_step(
         TraceUnavailable: this cannot be traced, and why.
     """
     prepare(settings.device_type)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    # A fallback would run the operator on real tensors of the same size, on the device.
+    mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     builder = TraceBuilder()
     with mode:
         engine = EngineRules(calibrate(settings.device_type))

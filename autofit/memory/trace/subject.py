@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import Trainer, default_data_collator
 
 from autofit.arguments import explicit_arguments, model_arguments
@@ -91,7 +91,12 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
     objects = resolved.objects
     if objects is None or (objects.model is None and objects.model_init is None):
         make = functools.partial(models.build, resolved, device=request.device_type, **options)
-        return build_model(mode, request.device_type, make)
+        model = build_model(mode, request.device_type, make)
+        tensors = [*model.parameters(), *model.buffers()]
+        if any(tensor.device.type != request.device_type for tensor in tensors):
+            with mode:  # legacy constructors (`torch.Tensor(n)`) make CPU tensors; the Trainer moves them
+                replace_tensors(model, request.device_type)
+        return model
     if objects.model is not None:
         replace_tensors(objects.model, "meta")  # frees the weights; the copy is what a trace may change
         copied = replace(objects, model=copy.deepcopy(objects.model))
@@ -118,7 +123,7 @@ def replace_tensors(model: nn.Module, device: str) -> None:
 
     def substitute(tensor: Tensor) -> Tensor:
         if id(tensor) not in replaced:
-            if type(tensor) not in _PLAIN_PARAMETERS:
+            if not isinstance(tensor, FakeTensor) and type(tensor) not in _PLAIN_PARAMETERS:
                 raise TraceUnavailable(f"weights of class {type(tensor).__name__} have no fake kernels")
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):

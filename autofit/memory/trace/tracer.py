@@ -24,10 +24,24 @@ aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default  # a third of all calls, and no work
 _TRUTHS = frozenset((aten.all.default, aten.eq.Scalar, aten.eq.Tensor))
+ALL_LABELS_NOTE = "a selection by value is taken to select every element"
 CONVOLUTION_NOTE = "convolutions: cuDNN chooses workspaces at run time, they are not in the trace"
 CUDNN_ATTENTION_NOTE = (
     "attention runs in cuDNN on this card: its backward workspace is assumed, not published"
 )
+
+
+class OperatorRefused(Exception):
+    """An operator does not run on fake tensors.
+
+    Args:
+        operator: its name.
+        error: what it raised.
+    """
+
+    def __init__(self, operator: str, error: Exception) -> None:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        super().__init__(f"{operator} does not run on fake tensors: {lines[0]}")
 
 
 class ScalarReader(TorchDispatchMode):
@@ -101,12 +115,17 @@ class StorageTracer(TorchDispatchMode):
             truth = not self._padded and getattr(args[0], "_autofit_truth", False)
             return _as_python(args[0].dtype, 1, truth=truth)
         kwargs = kwargs or {}
-        if self.engine is not None and self.builder.moment is Moment.BACKWARD:
-            func = self.engine.in_place(func, args) or func
+        if self._answer_scalars:
+            func, args, kwargs = self._answerable(func, args, kwargs)
+        backward = self.engine is not None and self.builder.moment is Moment.BACKWARD
+        if backward:
+            func = self.engine.in_place(func, args) or func  # type: ignore[union-attr]
+        try:
             out = func(*args, **kwargs)
-            self.engine.note(func, out)
-        else:
-            out = func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            raise OperatorRefused(self._name(func), error) from error
+        if backward:
+            self.engine.note(func, out)  # type: ignore[union-attr]
         if isinstance(out, Tensor):
             self._see(out, func, args)
             if func in _TRUTHS and out.dim() == 0:
@@ -123,6 +142,21 @@ class StorageTracer(TorchDispatchMode):
         if self.recording_costs:
             costs.record(self.builder, func, args, kwargs, out)
         return out
+
+    def _answerable(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
+        """Calls that fake tensors refuse, although their result follows from what a batch is known to hold."""
+        if func is aten.nonzero.default and args[0].dim() == 1:
+            self.notes.add(ALL_LABELS_NOTE)
+            return aten.new_empty.default, (args[0], [args[0].numel(), 1]), {"dtype": torch.int64}
+        if func is aten.index_put_.default and args[2].dim() == 0 and args[2].device != args[0].device:
+            mask = args[1][0]
+            if len(args[1]) == 1 and mask is not None and mask.dtype == torch.bool:
+                while mask.dim() < args[0].dim():
+                    mask = mask.unsqueeze(-1)
+                return aten.masked_fill_.Scalar, (args[0], mask, 0), {}  # as PyTorch does with a number
+        return func, args, kwargs
 
     def _see(self, tensor: Tensor, func: Any, args: Sequence[Any]) -> None:
         """A new storage is a birth."""
