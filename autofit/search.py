@@ -166,7 +166,7 @@ class Search:
             self._stopped = str(reason)
         except KeyboardInterrupt:
             interrupted = True
-        if not estimates(self._records):
+        if not estimates(self._candidates):
             self._give_up(interrupted)
         try:
             if not interrupted:
@@ -181,6 +181,11 @@ class Search:
     @property
     def _records(self) -> Sequence[TrialRecord]:
         return self._study.records
+
+    @property
+    def _candidates(self) -> Sequence[TrialRecord]:
+        """Records of configurations that may win: a baseline outside the space is run, and never chosen."""
+        return [r for r in self._records if r.config in self._space]
 
     def _baselines(self) -> None:
         defaults = baselines.plain_defaults(self._terms.effective_batch, self._terms.default_optim)
@@ -322,7 +327,7 @@ class Search:
     def _playoff(self) -> None:
         """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
         allowed = max(PLAYOFF_SECONDS, sum(r.seconds for r in self._records if r.role not in AFTER_SEARCH))
-        while estimates(self._records):
+        while estimates(self._candidates):
             verdict = self._verdict()
             spent = sum(r.seconds for r in self._records if r.role is Role.PLAYOFF)
             if not verdict.next_round or spent >= allowed:
@@ -333,15 +338,16 @@ class Search:
 
     def _verdict(self) -> playoff.Verdict:
         """Where the play-off stands; when all have failed in it, what the search's own runs say."""
-        if playoff.find_leaders(self._records):
-            return playoff.decide(self._records, tolerance=self._terms.tolerance)
-        others = [r for r in self._records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
+        records = self._candidates
+        if playoff.find_leaders(records):
+            return playoff.decide(records, tolerance=self._terms.tolerance)
+        others = [r for r in records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
         return replace(playoff.decide(others, tolerance=self._terms.tolerance), next_round=())
 
     def _confirm(self) -> bool:
         """Run the winner at full accumulation and longest length; one that does not fit makes place for the next."""
         for _ in range(CONFIRMATIONS):
-            if not estimates(self._records):
+            if not estimates(self._candidates):
                 return False
             winner = self._verdict().winner
             if any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in self._records if r.config == winner):
@@ -362,7 +368,7 @@ class Search:
             self._playoff()
 
     def _finding(self, interrupted: bool, confirmed: bool) -> Finding:
-        if not estimates(self._records):
+        if not estimates(self._candidates):
             self._give_up(interrupted)
         verdict = self._verdict()
         return Finding(

@@ -33,6 +33,7 @@ from autofit.testing import simulated_landscape
 from autofit.trial import Outcome, Reason, Role
 from autofit.tuning import run_search
 from autofit.units import GIB, MIB, format_bytes
+from tests.builders import make_measurement
 from tests.refusals import refused
 from tests.searching import (
     BEFORE_PLAYOFF,
@@ -74,6 +75,12 @@ def only_when(wanted: TrialConfig, *results: TrialResult) -> Script:
         return left.pop(0) if left and request.config == wanted else None
 
     return script
+
+
+def instant(config: TrialConfig) -> TrialResult:
+    """A trial of `config` that is faster than any other."""
+    measurement = make_measurement(config, 1e6, needed_bytes=GIB)
+    return TrialResult(outcome=Outcome.COMPLETED, measurement=measurement, seconds=1.0)
 
 
 def interrupted_at(number: int) -> Script:
@@ -151,15 +158,23 @@ def test_a_baseline_outside_the_space_is_run_on_a_device_and_not_on_a_recording(
     inside = play(narrow)
     assert Role.DEFAULTS not in {r.role for r in inside.records}
     defaults = plain_defaults(64, FUSED)
-    outside = play(
-        narrow,
-        baselines_outside_space=True,
-        script=lambda request, _: failed(Reason.OUT_OF_MEMORY) if request.config == defaults else None,
-    )
+    outside = play(narrow, baselines_outside_space=True, script=only_when(defaults, instant(defaults)))
     assert outside.records[0].config == defaults
     assert outside.records[0].role is Role.DEFAULTS
     assert outside.finding is not None
-    assert outside.finding.winner.precision is Precision.BF16
+    assert outside.finding.winner.precision is Precision.BF16, "however fast it is, it was not asked for"
+    assert defaults not in outside.finding.tied
+    assert defaults not in outside.asked(Role.PLAYOFF)
+
+
+def test_where_only_a_baseline_outside_the_space_fits_nothing_fits() -> None:
+    narrow = simulated_landscape(64, precisions=(Precision.BF16,))
+    defaults = plain_defaults(64, FUSED)
+    prepared = prepare(
+        narrow, limit=GIB, baselines_outside_space=True, script=only_when(defaults, instant(defaults))
+    )
+    with refused("no configuration fits", kind=NothingFits):
+        prepared.run()
 
 
 # -- laws -------------------------------------------------------------------------------------------------------------
