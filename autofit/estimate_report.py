@@ -8,9 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autofit.estimation import LargestBatch, MemoryEstimate, Target
+from autofit.estimation import MemoryEstimate
 from autofit.forecast import OVER, SPARE
+from autofit.largest import LargestBatch
 from autofit.spec import Workload
+from autofit.target import Target
 from autofit.units import format_bytes
 from autofit.wording import Column, describe, printable, text_table, wrapped
 
@@ -150,7 +152,7 @@ def largest_lines(rows: Sequence[LargestBatch], width: int, *, ascii_only: bool 
     pairs = list(dict.fromkeys((row.precision, row.gradient_checkpointing) for row in rows))
     columns = [
         Column(title="precision"),
-        Column(title="checkpointing"),
+        Column(title="ckpt"),
         *(Column(title=name, right=True) for name in optims),
     ]
     if sum(len(column.title) + 2 for column in columns) <= width:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit import cards
 from autofit.baselines import DEFAULT_BATCH
 from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
@@ -19,35 +17,12 @@ from autofit.memory.formula import ModelShape, estimate_by_formula
 from autofit.modelfacts import load_facts, store_facts
 from autofit.process import ProcessRunner
 from autofit.protocol import Kind
-from autofit.space import DEFAULT_OPTIMS, divisors
+from autofit.space import divisors
 from autofit.spec import Workload
-from autofit.units import MIB, parse_size
+from autofit.target import Target, target_of
 
 SCHEMA, VERSION = "autofit/estimate", 1
-TYPICAL_CONTEXT_BYTES = 450 * MIB  #: of recent cards with lazily loaded kernels, see `cards`
-TYPICAL_CAPABILITY = "8.0"
 ESTIMATE_TIMEOUT_SECONDS = 1800.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The device that is asked about.
-
-    Attributes:
-        name: for the reader.
-        memory_bytes: what a run may use, context included; None = not said.
-        context_bytes: what is lost before the first tensor.
-        compute_capability: decides kernels and workspaces.
-        precisions: native ones.
-        warnings: what was assumed.
-    """
-
-    name: str
-    memory_bytes: int | None
-    context_bytes: int
-    compute_capability: str
-    precisions: tuple[Precision, ...]
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +76,6 @@ class MemoryEstimate:
             "anatomy": dict(self.anatomy),
             "warnings": list(self.warnings),
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestBatch:
-    """Largest per-device batch of one class that fits; 0 when not even 1 does, None when it could not be predicted."""
-
-    precision: Precision
-    gradient_checkpointing: bool
-    optim: str
-    batch_size: int | None
-    note: str | None = None
 
 
 def estimate(
@@ -195,44 +159,6 @@ def config_of(
     )
 
 
-def target_of(gpu: str | None, memory: str | int | None) -> Target:
-    """The device that is meant.
-
-    Raises:
-        UserError: an unknown card (with the nearest names), or a size that is none.
-    """
-    size = None if memory is None else parse_size(memory, what="memory")
-    if gpu is None:
-        warnings = [
-            f"no card was named: compute capability {TYPICAL_CAPABILITY} and a context of {TYPICAL_CONTEXT_BYTES // MIB} MiB are assumed"
-        ]
-        name = "an unnamed card"
-        precisions = tuple(p for p in Precision if p is not Precision.PURE_BF16)
-        return Target(
-            name=name,
-            memory_bytes=size,
-            context_bytes=TYPICAL_CONTEXT_BYTES,
-            compute_capability=TYPICAL_CAPABILITY,
-            precisions=precisions,
-            warnings=tuple(warnings),
-        )
-    card = cards.find(gpu)
-    warnings = [f"figures of {card.name} are approximate"] if card.approximate else []
-    if size is not None and size > card.usable_bytes:
-        raise UserError(f"--memory is more than {card.name} has", hint="leave it out to use all of the card")
-    capability = TYPICAL_CAPABILITY if card.is_amd else card.compute_capability
-    if card.is_amd:
-        warnings.append("AMD card: kernels of an NVIDIA card of compute capability 8.0 were assumed")
-    return Target(
-        name=card.name,
-        memory_bytes=size or card.usable_bytes,
-        context_bytes=card.context_bytes,
-        compute_capability=capability,
-        precisions=cards.precisions(card),
-        warnings=tuple(warnings),
-    )
-
-
 def estimate_all(
     workload: Workload, configs: Sequence[TrialConfig], target: Target, *, padded: bool = False
 ) -> list[MemoryEstimate]:
@@ -243,64 +169,6 @@ def estimate_all(
         )
         laws = collect(setting, configs, ask, single=any(c.per_device_train_batch_size == 1 for c in configs))
         return [_estimate(setting, config, laws[law_class(setting, config)], target) for config in configs]
-
-
-def largest_batches(
-    workload: Workload,
-    target: Target,
-    *,
-    effective_batch: int | None = None,
-    precisions: Sequence[Precision] | None = None,
-    optims: Sequence[str] | None = None,
-    checkpointing: Sequence[bool] | None = None,
-    padded: bool = False,
-) -> list[LargestBatch]:
-    """Largest per-device batch for every precision x checkpointing x optimizer on the target.
-
-    Args:
-        effective_batch: only its divisors count (and accumulation is as it then must be); None = any batch, with accumulation.
-
-    Raises:
-        UserError: the target's memory was not said.
-    """
-    if target.memory_bytes is None:
-        raise UserError(
-            "--max-batch needs the device's memory", hint="name a card with --gpu or a size with --memory"
-        )
-    room = target.memory_bytes - target.context_bytes
-    configs = [
-        TrialConfig(
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            gradient_checkpointing=on,
-            precision=precision,
-            optim=optim,
-        )
-        for precision in (precisions or target.precisions)
-        for on in (checkpointing or (False, True))
-        for optim in (optims or DEFAULT_OPTIMS)
-    ]
-    with asking(workload) as (facts, ask):
-        setting = Setting(
-            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded
-        )
-        laws = collect(setting, configs, ask, workers=max(1, os.cpu_count() or 1), single=True)
-    rows = []
-    for config in configs:
-        found = laws[law_class(setting, config)]
-        size = None if found.laws is None else found.laws.memory.max_batch(room)
-        if size and effective_batch is not None:
-            size = max(d for d in divisors(effective_batch) if d <= size)
-        rows.append(
-            LargestBatch(
-                precision=config.precision,
-                gradient_checkpointing=config.gradient_checkpointing,
-                optim=config.optim,
-                batch_size=size,
-                note=found.reason,
-            )
-        )
-    return rows
 
 
 @contextlib.contextmanager
@@ -422,16 +290,3 @@ def _fits(target: Target, capacity_bytes: int) -> bool | None:
     return (
         None if target.memory_bytes is None else target.context_bytes + capacity_bytes <= target.memory_bytes
     )
-
-
-def largest_json(workload: Workload, target: Target, rows: Sequence[LargestBatch]) -> dict[str, Any]:
-    """The document that `autofit estimate --max-batch --json` prints."""
-    return {
-        "schema": "autofit/largest-batch",
-        "version": VERSION,
-        "model": workload.model,
-        "device": target.name,
-        "memory_bytes": target.memory_bytes,
-        "rows": [asdict(row) for row in rows],
-        "warnings": list(target.warnings),
-    }

@@ -57,12 +57,13 @@ def command(
     """
     from rich.console import Console
 
-    from autofit import estimation
+    from autofit import estimation, largest
     from autofit.config import parse_precisions
     from autofit.estimate_report import render_estimate, render_largest
+    from autofit.target import target_of
 
     workload = workload_of(values)
-    target = estimation.target_of(gpu, memory)
+    target = target_of(gpu, memory)
     precisions = parse_precisions(precision)
     if max_batch:
         if batch_size is not None:
@@ -70,7 +71,7 @@ def command(
                 "--max-batch finds the batch size: --batch-size cannot be given with it",
                 hint="leave one of them out",
             )
-        rows = estimation.largest_batches(
+        rows = largest.largest_batches(
             workload,
             target,
             effective_batch=effective_batch,
@@ -80,7 +81,7 @@ def command(
             padded=padded,
         )
         if as_json:
-            click.echo(json.dumps(estimation.largest_json(workload, target, rows), indent=2))
+            click.echo(json.dumps(largest.largest_json(workload, target, rows), indent=2))
         else:
             render_largest(rows, workload, target, Console())
         return
