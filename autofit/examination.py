@@ -9,9 +9,9 @@ from autofit import nvml
 from autofit.config import Precision
 from autofit.device import Device
 from autofit.process import ProcessRunner
+from autofit.scene import capabilities_of, choose_device
 from autofit.space import DEFAULT_OPTIMS, optim_problem, precision_problem
 from autofit.spec import Workload
-from autofit.tuning import capabilities_of, choose_device
 from autofit.units import format_bytes
 from autofit.workload.presets import names as preset_names
 

@@ -14,10 +14,9 @@ from autofit.landscape import Landscape, Point
 from autofit.predict import dominates
 from autofit.process import ProcessRunner
 from autofit.runner import TrialRequest
-from autofit.space import build_space
+from autofit.scene import choose_device, memory_limit, space_of
 from autofit.spec import SearchSpec
 from autofit.trial import Outcome
-from autofit.tuning import capabilities_of, choose_device, memory_limit
 from autofit.units import format_bytes
 
 FAILURES_BEFORE_STOP = 5
@@ -55,14 +54,7 @@ def record_landscape(
         device = Device.from_json(facts["device"])
         runner.context_bytes = device.context_bytes
         limit = memory_limit(spec, device, None)
-        space = build_space(
-            effective_batch=spec.effective_batch,
-            capabilities=capabilities_of(facts),
-            precisions=spec.precisions,
-            optims=spec.optims,
-            checkpointing=spec.checkpointing,
-            batch_sizes=spec.batch_sizes,
-        )
+        space = space_of(spec, facts)
         described = {
             "model": spec.workload.model,
             "digest": facts["model"]["digest"],

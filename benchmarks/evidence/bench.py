@@ -23,7 +23,7 @@ from autofit.runner import TrialRequest, TrialResult
 from autofit.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
 from autofit.spec import Workload
 from autofit.trial import Outcome, Reason
-from autofit.tuning import capabilities_of
+from autofit.scene import capabilities_of
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import ROOT, Plan
 from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet

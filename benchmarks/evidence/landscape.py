@@ -11,7 +11,7 @@ from autofit.errors import FileFormatError, SearchFailed
 from autofit.landscape import Landscape
 from autofit.recording import record_landscape
 from autofit.space import Space, build_space
-from autofit.tuning import capabilities_of
+from autofit.scene import capabilities_of
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem

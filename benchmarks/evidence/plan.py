@@ -281,7 +281,6 @@ def tiny_plan(directory: Path) -> Plan:
                 workload=bert,
                 effective_batch=2,
                 limits=(None, 2 * GIB),
-                precisions=(FP32,),
                 optims=(FUSED, ADAFACTOR),
             ),
         ),

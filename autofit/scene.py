@@ -1,0 +1,256 @@
+"""Where a search takes place: a runner, a device, a space, and what can be predicted; on the real device or on a recorded one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit import nvml
+from autofit.arguments import KNOWN_DEFAULTS
+from autofit.config import TrialConfig
+from autofit.device import Device
+from autofit.errors import NothingFits, UserError
+from autofit.estimation import asking
+from autofit.landscape import Landscape
+from autofit.prediction import Predictor, predictor_for
+from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
+from autofit.protocol import Kind
+from autofit.replay import ReplayRunner
+from autofit.result import Warning
+from autofit.runner import Runner
+from autofit.search import Observer
+from autofit.space import Capabilities, Space, build_space
+from autofit.spec import SearchSpec, Workload
+from autofit.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Where a search takes place: everything but the search.
+
+    Attributes:
+        runner: runs the trials.
+        device: what they run on.
+        space: what may run.
+        facts: a child's answer to `describe`, or what a landscape says of itself.
+        predictor: limit -> forecasts of memory and time; None = nothing is predicted.
+        warnings: what is known to be worth a word already.
+        replayed: whether a landscape stands for the device.
+    """
+
+    runner: Runner
+    device: Device
+    space: Space
+    facts: Mapping[str, Any]
+    predictor: Predictor | None = None
+    warnings: tuple[Warning, ...] = ()
+    replayed: bool = False
+    argument_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def default_optim(self) -> str:
+        """The optimizer that TrainingArguments would use by itself."""
+        return str(self.argument_defaults.get("optim") or KNOWN_DEFAULTS["optim"])
+
+
+@contextlib.contextmanager
+def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterator[Scene]:
+    """The device that `spec` names, with a runner on it.
+
+    Raises:
+        UserError: device, model or a named choice cannot be used.
+        WorkerError: the libraries cannot be imported.
+    """
+    name = choose_device(spec.device)
+    with ProcessRunner(spec.workload, name) as runner:
+        facts = runner.describe()
+        device = Device.from_json(facts["device"])
+        runner.context_bytes = device.context_bytes
+        model = facts["model"]
+        space = space_of(spec, facts)
+        predictor = (
+            None
+            if not predict
+            else predictor_for(
+                device=device,
+                workload=spec.workload,
+                facts=model,
+                space=space,
+                ask=lambda payload: runner.ask(Kind.ESTIMATE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS),
+                say=observer.note,
+            )
+        )
+        yield Scene(
+            runner=runner,
+            device=device,
+            space=space,
+            facts=facts,
+            predictor=predictor,
+            warnings=tuple(Warning(code="model", message=text) for text in model["warnings"]),
+            argument_defaults=facts["argument_defaults"],
+        )
+
+
+@contextlib.contextmanager
+def replayed_scene(
+    spec: SearchSpec, landscape: Landscape, observer: Observer, *, predict: bool
+) -> Iterator[Scene]:
+    """The landscape as a device; `spec` restricts its grid.
+
+    Raises:
+        UserError: another effective batch than the landscape's, or nothing of its grid is wanted.
+    """
+    if spec.effective_batch != landscape.effective_batch:
+        raise UserError(
+            f"the landscape was recorded at effective batch {landscape.effective_batch}, not {spec.effective_batch}",
+            hint=f"use --effective-batch {landscape.effective_batch}",
+        )
+    space = Space(configs=tuple(p.config for p in landscape.points if _wanted(p.config, spec)))
+    precisions = tuple(dict.fromkeys(c.precision for c in space.configs))
+    described = {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}
+    facts = {"software": dict(landscape.software), "model": described}
+    yield Scene(
+        predictor=_recorded_predictor(landscape, space, observer) if predict else None,
+        runner=ReplayRunner(landscape, seed=spec.seed),
+        device=replace(landscape.device, precisions=precisions),
+        space=space,
+        facts=facts,
+        warnings=(Warning(code="replayed", message=_origin(landscape)),),
+        replayed=True,
+        argument_defaults=KNOWN_DEFAULTS,
+    )
+
+
+def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) -> Predictor | None:
+    """Predictions for a recorded device and model, as far as both are known here."""
+    spec = landscape.spec
+    try:
+        workload = Workload(
+            model=str(spec.get("model") or ""), task=spec.get("task"), seq_len=spec.get("seq_len")
+        )
+        with asking(workload) as (facts, ask):
+            return predictor_for(
+                device=landscape.device,
+                workload=workload,
+                facts=facts,
+                space=space,
+                ask=ask,
+                say=observer.note,
+            )
+    except UserError as error:
+        observer.note(f"nothing is predicted for this landscape: {error.message}")
+        return None
+
+
+def _origin(landscape: Landscape) -> str:
+    kind = "modelled, not measured" if landscape.modelled else "recorded"
+    return f"replayed from a landscape ({kind}) of {landscape.device.name}: nothing was run here"
+
+
+def _wanted(config: TrialConfig, spec: SearchSpec) -> bool:
+    return (
+        (spec.precisions is None or config.precision in spec.precisions)
+        and (spec.optims is None or config.optim in spec.optims)
+        and (spec.checkpointing is None or config.gradient_checkpointing in spec.checkpointing)
+        and (spec.batch_sizes is None or config.per_device_train_batch_size in spec.batch_sizes)
+    )
+
+
+def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
+    """Every configuration that `spec` allows and the device of `facts` can run.
+
+    Raises:
+        UserError: a named choice is impossible here, or nothing is left.
+    """
+    return build_space(
+        effective_batch=spec.effective_batch,
+        capabilities=capabilities_of(facts),
+        precisions=spec.precisions,
+        optims=spec.optims,
+        checkpointing=spec.checkpointing,
+        batch_sizes=spec.batch_sizes,
+    )
+
+
+def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
+    """Capabilities from a child's answer to `describe`."""
+    model = facts.get("model") or {}
+    device = Device.from_json(facts["device"])
+    return Capabilities(
+        device_kind=device.kind,
+        precisions=device.precisions,
+        optims=tuple(facts["optims"]),
+        missing_packages=facts["missing_packages"],
+        supports_checkpointing=bool(model.get("supports_gradient_checkpointing", True)),
+        model_name=str(model.get("class", "the model")),
+        weights_dtype=model.get("weights_dtype"),
+    )
+
+
+def memory_limit(spec: SearchSpec, device: Device, stored: Mapping[str, Any] | None) -> int:
+    """The bytes that trials may use: as asked, else as the study had it, else what is free less the margin.
+
+    Raises:
+        UserError: more than the device has.
+        NothingFits: less than the context takes.
+    """
+    asked = spec.memory_limit_bytes
+    if asked is None and stored is not None and isinstance(stored.get("memory_limit"), int):
+        return int(stored["memory_limit"])
+    if device.total_memory_bytes == 0:  # a landscape that does not say
+        return asked if asked is not None else 1 << 60
+    if asked is None:
+        return device.default_limit_bytes()
+    if asked <= device.context_bytes:
+        raise NothingFits(
+            f"the memory limit {format_bytes(asked)} does not even hold the CUDA context",
+            shortfall_bytes=device.context_bytes - asked,
+            hint="raise --memory",
+        )
+    if asked > device.total_memory_bytes:
+        raise UserError(
+            f"the memory limit {format_bytes(asked)} is larger than {device.name} has ({format_bytes(device.total_memory_bytes)})",
+            hint="leave --memory out to use what is free",
+        )
+    return asked
+
+
+def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
+    """What must agree for records to be comparable."""
+    software = scene.facts.get("software", {})
+    model = scene.facts.get("model", {})
+    return {
+        "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),
+        "task": model.get("task", spec.workload.task),
+        "sequence_length": model.get("seq_len", spec.workload.seq_len),
+        "effective_batch": spec.effective_batch,
+        "device": scene.device.name,
+        "memory_limit": limit,
+        "attention": spec.workload.attn_implementation,
+        "torch": software.get("torch"),
+        "transformers": software.get("transformers"),
+    }
+
+
+def choose_device(asked: str | None) -> str:
+    """`cpu` or `cuda:N`, checked for form; without a wish the first card that a driver shows, else the CPU.
+
+    Raises:
+        UserError: not a device's name.
+    """
+    if asked is None:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        return (
+            "cuda:0"
+            if not hidden and (nvml.used_bytes() is not None or os.path.exists("/dev/kfd"))
+            else "cpu"
+        )
+    kind, _, index = asked.partition(":")
+    if asked == "cuda":
+        return "cuda:0"
+    if kind not in ("cuda", "cpu") or (kind == "cpu" and index) or (kind == "cuda" and not index.isdigit()):
+        raise UserError(f"unknown device {asked!r}", hint="use cpu, cuda or cuda:N")
+    return asked
