@@ -51,6 +51,11 @@ class Setting:
     label_smoothing_factor: float = 0.0
     max_grad_norm: float = 1.0
 
+    @property
+    def kept_on_disk(self) -> bool:
+        """Whether a law may be kept: not where code of the user's decides what is allocated, which no digest of a config tells."""
+        return self.workload.objects_path is None and not self.workload.trust_remote_code
+
     def request(self, config: TrialConfig) -> TraceRequest:
         """The trace of `config`'s class at its own batch."""
         return TraceRequest(
@@ -121,7 +126,7 @@ def collect(
         key = law_class(setting, config)
         if key in found or key in missing:
             continue
-        kept = load_laws(setting.cache_key(config))
+        kept = load_laws(setting.cache_key(config)) if setting.kept_on_disk else None
         if kept is not None and (kept.memory.single is not None or not single):
             found[key] = ClassLaws(laws=kept)
         else:
@@ -149,6 +154,7 @@ def _traced(
             memory=MemoryLaw.from_json(answer["law"]),
             cost=None if answer["costs"] is None else CostLaw.from_json(answer["costs"]),
         )
-        store_laws(setting.cache_key(config), laws)
+        if setting.kept_on_disk:
+            store_laws(setting.cache_key(config), laws)
         found[key] = ClassLaws(laws=laws)
     return found
