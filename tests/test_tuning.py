@@ -1,0 +1,365 @@
+"""`autofit.tune` from Python, with real trials: every kind of model, the caller's world left as it was, studies that go on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+
+import autofit
+from autofit.config import Precision
+from autofit.device import Device
+from autofit.errors import NothingFits, SearchFailed, StudyError
+from autofit.result import TuneResult
+from autofit.scene import choose_device, memory_limit
+from autofit.spec import SearchSpec, Workload
+from autofit.trial import Outcome, Role
+from autofit.tuning import run_search, tune
+from autofit.units import GIB
+from tests import training
+from tests.processes import marked
+from tests.refusals import refused
+
+ROOT = Path(__file__).parent.parent
+#: one configuration, so that a search is two or three trials: defaults, the hand's half precision, confirmation
+ONE: dict[str, Any] = {
+    "effective_batch": 4,
+    "batch_size": 4,
+    "device": "cpu",
+    "memory": "2GiB",
+    "precision": "fp32",
+    "optim": "adamw_torch_fused",
+    "checkpointing": False,
+}
+TINY = BertConfig(
+    vocab_size=100, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+)
+
+
+def check(result: TuneResult, tmp_path: Path) -> None:
+    """An answer that was run, that multiplies out, and that transformers takes."""
+    assert result.confirmed
+    config = result.best.config
+    assert any(r.config == config and r.outcome is Outcome.COMPLETED for r in result.trials)
+    arguments = result.training_arguments(output_dir=str(tmp_path / "out"), learning_rate=1e-4)
+    assert isinstance(arguments, TrainingArguments)
+    assert arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps == 4
+    assert arguments.learning_rate == 1e-4
+    assert str(getattr(arguments.optim, "value", arguments.optim)) == config.optim
+    assert arguments.bf16 is (config.precision is Precision.BF16)
+
+
+# -- what can be a model ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["name", "directory", "config", "module", "class"])
+def test_a_model_may_be_given_as(kind: str, tmp_path: Path) -> None:
+    TINY.save_pretrained(tmp_path / "model")
+    rows: dict[str, Any] = {"train_dataset": training.Rows()}
+    model, more = {
+        "name": ("bert-tiny", {"seq_len": 16}),
+        "directory": (tmp_path / "model", {"seq_len": 16, "task": "sequence-classification"}),
+        "config": (TINY, {"seq_len": 16, "task": "causal-lm"}),
+        "module": (training.Straight(), rows),
+        "class": (training.Straight, rows),
+    }[kind]
+    result = tune(model, **ONE, **more)
+    check(result, tmp_path)
+    assert len([r for r in result.trials if r.role is Role.DEFAULTS]) == 1
+    if kind == "config":
+        assert result.model["task"] == "causal-lm"
+    if kind in ("name", "directory", "config"):
+        assert result.best.tokens_per_second == pytest.approx(16 * result.best.samples_per_second)
+
+
+def global_state() -> dict[str, Any]:
+    """What a library call must not change."""
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": np.random.get_state()[1].tobytes(),  # type: ignore[union-attr]
+        "random": random.getstate(),
+        "threads of torch": (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()),
+        "environment": dict(os.environ),
+        "signals": [
+            signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
+        ],
+        "wake-up": _wakeup_fd(),
+        "path": list(sys.path),
+        "argv": list(sys.argv),
+        "directory": os.getcwd(),
+        "warnings": list(warnings.filters),
+        "logging": (list(logging.root.handlers), logging.root.level, optuna.logging.get_verbosity()),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "descriptors": len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0,
+        "umask": _umask(),
+    }
+
+
+def _wakeup_fd() -> int:
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    return fd
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def warm_up() -> None:
+    """Import what a first call imports."""
+    import autofit.estimation
+    import autofit.journal
+    import autofit.objects
+    import autofit.sampler  # noqa: F401
+
+    optuna.create_study().ask()
+
+
+@pytest.mark.slow
+def test_a_search_leaves_the_model_and_the_world_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: tmp_path / name for name in ("work", "temporary")}
+    for place in places.values():
+        place.mkdir()
+    monkeypatch.chdir(places["work"])
+    monkeypatch.setattr("tempfile.tempdir", str(places["temporary"]))
+    marker = f"autofit-test-world-{os.getpid()}"
+    monkeypatch.setenv("AUTOFIT_TEST_MARKER", marker)
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    warm_up()
+    model = BertForSequenceClassification(TINY).eval()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    settings = model.config.to_dict()
+    before = global_state()
+    result = tune(model, seq_len=16, **ONE)
+    assert global_state() == before
+    check(result, tmp_path)
+    assert not model.training
+    assert model.config.to_dict() == settings
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert set(model.state_dict()) == set(weights)
+    for name, value in model.state_dict().items():
+        assert value.numpy().tobytes() == weights[name].numpy().tobytes(), name
+    assert [list(place.rglob("*")) for place in places.values()] == [[], []], "no file is left"
+    assert marked(marker) == [], "no process is left"
+
+
+# -- where the caller's code is ---------------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch, autofit
+with open("ran.txt", "a") as handle:
+    handle.write("once\\n")
+print("the body runs")
+class Net(torch.nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width)
+    def forward(self, x, labels):
+        return {"loss": (self.layer(x).mean(dim=1) - labels).square().mean() + SHIFT}
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"x": torch.ones(8), "labels": torch.tensor(0.0)}
+SHIFT = 1.0
+def build():
+    return Net(8)
+result = autofit.tune(%s, effective_batch=4, batch_size=4, device="cpu", memory="2GiB", precision="fp32",
+                      optim="adamw_torch_fused", checkpointing=False, train_dataset=Rows())
+print("answer", result.best.config.effective_batch(), result.confirmed)
+"""
+NOTEBOOK = """
+import sys, types
+cell = compile(open("cell.txt").read(), "<ipython-input-1-abcdef>", "exec")
+sys.modules["__main__"] = main = types.ModuleType("__main__")
+assert not hasattr(main, "__file__")
+exec(cell, main.__dict__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "model"), [("script", "build"), ("stdin", "model_init=build"), ("notebook", "Net()")]
+)
+def test_code_in_main_needs_no_guard_and_runs_once(how: str, model: str, tmp_path: Path) -> None:
+    source = SCRIPT % model
+    (tmp_path / "cell.txt").write_text(source)
+    (tmp_path / "script.py").write_text(source)
+    command = {"script": ["script.py"], "stdin": ["-"], "notebook": ["-c", NOTEBOOK]}[how]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        input=source if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["the body runs", "answer 4 True"]
+    assert (tmp_path / "ran.txt").read_text() == "once\n"
+
+
+# -- studies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_study_of_a_live_module_goes_on_and_runs_nothing_again(tmp_path: Path) -> None:
+    more: dict[str, Any] = {**ONE, "train_dataset": training.Rows(), "study": tmp_path / "study"}
+    more.pop("memory")  # what is free differs from call to call: the study's own limit counts
+    first = tune(training.Straight(), **more)
+    second = tune(training.Straight(), **more)
+    assert second.trials == first.trials
+    assert second.best == first.best
+    assert second.memory_limit_bytes == first.memory_limit_bytes
+    before = (tmp_path / "study").read_bytes()
+    with refused("another model", kind=StudyError):
+        tune(training.Straight(width=16, hidden=8), **more)
+    assert (tmp_path / "study").read_bytes() == before
+
+
+class Interrupter:
+    """An observer that presses Ctrl-C in the middle of a trial, counted from 0."""
+
+    def __init__(self, number: int, after: float) -> None:
+        self._left, self._after = number, after
+
+    def trial_started(self, config: object, role: object, why: object) -> None:
+        if self._left == 0:
+            threading.Timer(self._after, os.kill, (os.getpid(), signal.SIGINT)).start()
+        self._left -= 1
+
+    def trial_ended(self, record: object) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_a_real_trial_gives_the_best_so_far_and_the_study_goes_on(tmp_path: Path) -> None:
+    more: dict[str, Any] = {**ONE, "batch_size": None, "study": tmp_path / "study"}
+    rows = training.Rows()
+    first = tune(training.Sleepy(0.3), train_dataset=rows, observer=Interrupter(1, 0.5), **more)
+    assert first.stopped == "interrupted"
+    assert [r.role for r in first.trials if r.outcome is Outcome.COMPLETED] == [Role.DEFAULTS]
+    assert "interrupted" in {w.code for w in first.warnings}
+    second = tune(training.Sleepy(0.3), train_dataset=rows, trials=2, **more)
+    assert second.trials[: len(first.trials)] == first.trials
+    assert second.confirmed
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_bug_of_the_training_is_shown_once_with_its_traceback() -> None:
+    more = {**ONE, "batch_size": None}
+    with refused("failed alike: .*label encoder", kind=SearchFailed) as caught:
+        tune(training.Buggy(), train_dataset=training.Rows(), **more)
+    assert isinstance(caught.value, SearchFailed)
+    assert caught.value.traceback.count("Traceback") == 1
+    assert "in trouble" in caught.value.traceback
+
+
+@pytest.mark.slow
+def test_a_limit_that_nothing_fits_is_said_after_real_trials() -> None:
+    model = training.Straight(
+        width=4096, hidden=4096
+    )  # 64 MiB of weights, as much of gradients, twice of Adam's state
+    with refused("no configuration fits into 100.0 MiB", kind=NothingFits):
+        tune(model, train_dataset=training.Rows(width=4096), **{**ONE, "memory": "100MiB"})
+
+
+@pytest.mark.slow
+def test_a_training_that_hangs_ends_at_the_time_limit_of_a_trial() -> None:
+    begin = time.monotonic()
+    with refused("no answer within 2 s", hint="--trial-timeout", kind=SearchFailed):
+        tune(training.Hangs(), train_dataset=training.Rows(), trial_timeout="2s", **ONE)
+    assert time.monotonic() - begin < 120
+
+
+# -- before anything runs ---------------------------------------------------------------------------------------------
+
+
+def test_tune_is_public() -> None:
+    assert autofit.tune is tune
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "no model"),
+        ({"effective_batch": 0}, "effective batch"),
+        ({"effective_batch": 2.0}, "whole number"),
+        ({"memory": "lots"}, "memory"),
+        ({"timeout": "soon"}, "timeout"),
+        ({"trials": 1.5}, "trials"),
+        ({"seq_len": "long"}, "seq_len"),
+        ({"precision": "fp8"}, "fp8"),
+        ({"optim": []}, "empty"),
+        ({"sampler": "magic"}, "magic"),
+        ({"tolerance": 2}, "tolerance"),
+        ({"study": "/nowhere/study"}, "nowhere"),
+        ({"device": "tpu"}, "tpu"),
+        ({"train_dataset": threading.Lock()}, "train_dataset"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_refused_before_a_process_is_started(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("a process was started")
+
+    monkeypatch.setattr("autofit.scene.ProcessRunner", started)
+    with refused(message):
+        tune(**{"model": "bert-tiny", **ONE, **change})
+
+
+CARD = Device(kind="cuda", name="card", total_memory_bytes=16 * GIB, free_memory_bytes=12 * GIB)
+
+
+def spec(**fields: Any) -> SearchSpec:
+    return SearchSpec(workload=Workload(model="m"), effective_batch=8, **fields)
+
+
+def test_the_limit_is_what_was_asked_else_the_studys_else_what_is_free() -> None:
+    stored = {"memory_limit": 3 * GIB}
+    assert memory_limit(spec(memory_limit_bytes=GIB), CARD, stored) == GIB
+    assert memory_limit(spec(), CARD, stored) == 3 * GIB
+    assert memory_limit(spec(), CARD, None) == CARD.default_limit_bytes() < 12 * GIB
+    unknown = Device(kind="cuda", name="unknown", total_memory_bytes=0)
+    assert memory_limit(spec(), unknown, None) >= 1 << 60
+    with refused("larger than card has", hint="--memory"):
+        memory_limit(spec(memory_limit_bytes=17 * GIB), CARD, None)
+
+
+@pytest.mark.parametrize(("asked", "chosen"), [("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3")])
+def test_a_device_is_taken_by_its_name(asked: str, chosen: str) -> None:
+    assert choose_device(asked) == chosen
+
+
+def test_a_landscape_of_another_effective_batch_is_refused() -> None:
+    from autofit.testing import simulated_landscape
+
+    with refused("recorded at effective batch 16, not 8", hint="--effective-batch 16"):
+        run_search(spec(), landscape=simulated_landscape(16))
