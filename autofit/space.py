@@ -19,7 +19,27 @@ T = TypeVar("T")
 GEMM_GRANULARITY = 8
 DEFAULT_OPTIMS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adamw_bnb_8bit")
 DEFAULT_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.TF32, Precision.FP32)
-BNB_OPTIMS = ("bnb", "8bit", "ademamix", "lion", "paged")
+#: What a part of an optimizer's name needs; the first that matches counts (`Trainer.get_optimizer_cls_and_kwargs`).
+OPTIM_PACKAGES: tuple[tuple[str, str], ...] = (
+    ("galore", "galore_torch"),
+    ("apollo", "apollo_torch"),
+    ("adalomo", "lomo_optim"),
+    ("lomo", "lomo_optim"),
+    ("grokadamw", "grokadamw"),
+    ("schedule_free", "schedulefree"),
+    ("stable_adamw", "optimi"),
+    ("adamw_torch_4bit", "torchao"),
+    ("adamw_torch_8bit", "torchao"),
+    ("xla", "torch_xla"),
+    ("npu", "torch_npu"),
+    ("anyprecision", "torchdistx"),
+    ("apex", "apex"),
+    ("bnb", "bitsandbytes"),
+    ("8bit", "bitsandbytes"),
+    ("ademamix", "bitsandbytes"),
+    ("lion", "bitsandbytes"),
+    ("paged", "bitsandbytes"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +240,9 @@ def optim_problem(optim: str, caps: Capabilities) -> str | None:
     """Why `optim` cannot run here; None when it can."""
     if optim not in caps.optims:
         return "the installed transformers does not know it"
-    bnb = caps.missing_packages.get("bitsandbytes")
-    if bnb is not None and any(part in optim for part in BNB_OPTIMS):
-        return f"needs bitsandbytes, which is {bnb}"
+    package = next((package for part, package in OPTIM_PACKAGES if part in optim), None)
+    if package is not None and package in caps.missing_packages:
+        return f"needs {package}, which is {caps.missing_packages[package]}"
     if caps.device_kind == "cpu" and optim.startswith("paged_ademamix"):
         return "paged memory needs CUDA"
     return None

@@ -17,6 +17,7 @@ from autofit import nvml
 from autofit.config import Precision
 from autofit.device import Device
 from autofit.errors import UserError
+from autofit.space import OPTIM_PACKAGES
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload import models
@@ -24,7 +25,7 @@ from autofit.workload.subject import own_dtype
 from autofit.workload.trial import argument_defaults
 
 PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy")
-OPTIONAL = ("bitsandbytes",)
+IMPORTED = ("bitsandbytes",)
 JSON_SCALARS = (str, int, float, bool, type(None))
 
 
@@ -76,20 +77,17 @@ def software(device: Device) -> dict[str, str]:
 
 
 def missing_packages() -> dict[str, str]:
-    """Optional packages that cannot be used, and why."""
+    """Optional packages that cannot be used, and why. Only bitsandbytes, of the default space, is imported to find out."""
     missing = {}
-    for name in OPTIONAL:
+    for name in dict.fromkeys(package for _, package in OPTIM_PACKAGES):
         if importlib.util.find_spec(name) is None:
             missing[name] = "not installed"
-            continue
-        try:
-            importlib.import_module(name)
-        except (
-            Exception
-        ) as error:  # any failure of a foreign package's import is a fact to report, with its text
-            missing[name] = (
-                f"not importable ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
-            )
+        elif name in IMPORTED:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # any failure of a foreign package's import is a fact to report, with its text
+                reason = str(error).splitlines()[0] if str(error) else ""
+                missing[name] = f"not importable ({type(error).__name__}: {reason})"
     return missing
 
 
