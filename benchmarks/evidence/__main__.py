@@ -126,7 +126,7 @@ def record(options: argparse.Namespace) -> int:
     try:
         with stoppable():
             folder.check(bench.identity())
-            folder.begin(shlex.join(["python", "-m", "benchmarks.evidence", *sys.argv[1:]]), minutes)
+            folder.begin(shown_command(options, minutes), minutes)
             for position, name in enumerate(chosen):
                 left = minutes * 60 - watch.seconds
                 seconds = box_seconds(left, [plan.shares[other] for other in chosen[position:]])
@@ -138,6 +138,22 @@ def record(options: argparse.Namespace) -> int:
         bench.reset()
     print(table(rows, chosen, watch.seconds))
     return 143 if stopped else int(any(row.note.startswith("broke") for row in rows))
+
+
+def shown_command(options: argparse.Namespace, minutes: float) -> str:
+    """The command for the report; of the folder only its name, which is all that matters elsewhere."""
+    words = [
+        "python",
+        "-m",
+        "benchmarks.evidence",
+        "--out",
+        Path(options.out).name,
+        "--minutes",
+        f"{minutes:g}",
+    ]
+    words += ["--stages", options.stages] if options.stages else []
+    words += ["--dry-run"] if options.dry_run else ["--device", options.device]
+    return shlex.join(words)
 
 
 def checked(device: str) -> str:

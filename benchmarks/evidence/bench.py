@@ -20,10 +20,10 @@ from autofit.device import Device
 from autofit.launch import child_environment
 from autofit.process import ProcessRunner
 from autofit.runner import TrialRequest, TrialResult
+from autofit.scene import capabilities_of
 from autofit.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
 from autofit.spec import Workload
 from autofit.trial import Outcome, Reason
-from autofit.scene import capabilities_of
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import ROOT, Plan
 from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet

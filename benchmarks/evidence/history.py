@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from autofit.memory.allocator import UNIT
@@ -102,69 +103,52 @@ def from_snapshot(entries: Iterable[Mapping[str, Any]], marks: Sequence[tuple[in
     )
 
 
-def align(
-    ours: Sequence[int], real: Sequence[int], *, window: int = WINDOW, run: int = RUN
-) -> list[tuple[int, int]]:
-    """Rows of `ours` and `real` that belong together, both rising.
-
-    Where the sequences differ, the nearest place is taken at which `run` elements agree again, at most `window` elements away; where there is
-    none, one element of each is given up.
-    """
-    pairs: list[tuple[int, int]] = []
-    i = j = 0
-    while i < len(ours) and j < len(real):
-        if ours[i] == real[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-            continue
-        i, j = _meeting(ours, real, i, j, window, run)
-    return pairs
-
-
-def _meeting(
-    ours: Sequence[int], real: Sequence[int], i: int, j: int, window: int, run: int
-) -> tuple[int, int]:
-    for distance in range(1, window):
-        for ahead in range(distance + 1):
-            a, b = i + ahead, j + distance - ahead
-            mine, theirs = ours[a : a + run], real[b : b + run]
-            if len(mine) and len(theirs) and list(mine) == list(theirs):
-                return a, b
-    return i + 1, j + 1
-
-
 def compare(real: History, traced: Trace) -> dict[str, Any]:
-    """How far a trace and the allocator's own history agree, from the first batch on.
+    """How far a trace and the allocator's own history agree over the training steps.
+
+    Both are cut into the phases of each micro-step; within a phase, births of equal size are matched in order.
 
     Returns:
-        `births` and what matched of them, `unmatched_bytes` and the largest differences on both sides, `same_lifetimes` of the matched ones,
-        peaks of allocated bytes, `allocator` (the real births and deaths through our model of the allocator, against what it really
-        reserved), and `curve`: (our, real) bytes in use at matched births.
+        `births` and what matched of them, the bytes of the rest and the differences that hold most of them, `same_lifetimes` of the matched ones,
+        peaks of both, `allocator` (the real births and deaths through our model of the allocator, against what it really reserved), and
+        `curve`: (our, real) bytes in use at matched births.
     """
-    mine, theirs = (
-        _births_from(traced.events, _first_input(traced)),
-        _births_from(real.events, _after_loading(real)),
-    )
-    ours, seen = [_rounded(traced.sizes[k]) for k in mine], [_rounded(real.sizes[k]) for k in theirs]
-    pairs = align(ours, seen)
-    matched_ours, matched_real = {i for i, _ in pairs}, {j for _, j in pairs}
+    ours, theirs = traced_phases(traced), real_phases(real)
+    pairs: list[tuple[int, int]] = []
+    only_ours: list[tuple[str, int]] = []
+    only_real: list[tuple[str, int]] = []
+    for phase in dict.fromkeys([*ours, *theirs]):
+        mine, other = ours.get(phase, []), theirs.get(phase, [])
+        found = match([_rounded(traced.sizes[k]) for k in mine], [_rounded(real.sizes[k]) for k in other])
+        pairs += [(mine[i], other[j]) for i, j in found]
+        left, right = {i for i, _ in found}, {j for _, j in found}
+        only_ours += [
+            (f"{phase[0]}: {traced.operator(k)}", _rounded(traced.sizes[k]))
+            for i, k in enumerate(mine)
+            if i not in left
+        ]
+        only_real += [(phase[0], _rounded(real.sizes[k])) for j, k in enumerate(other) if j not in right]
     live_ours, live_real = (
         _live_at_births(traced.events, traced.sizes),
         _live_at_births(real.events, real.sizes),
     )
-    curve = [(live_ours[mine[i]], live_real[theirs[j]]) for i, j in pairs]
-    modelled = replay(real.events, real.sizes)
-    told = replay(traced.events, traced.sizes)
-    only_ours = [i for i in range(len(ours)) if i not in matched_ours]
-    only_real = [j for j in range(len(seen)) if j not in matched_real]
+    curve = [(live_ours[mine], live_real[other]) for mine, other in pairs]
+    told, modelled = replay(traced.events, traced.sizes), replay(real.events, real.sizes)
     return {
-        "births": {"ours": len(ours), "real": len(seen), "matched": len(pairs)},
-        "unmatched_bytes": {"ours": sum(ours[i] for i in only_ours), "real": sum(seen[j] for j in only_real)},
-        "matched_bytes": sum(ours[i] for i, _ in pairs),
-        "first_difference": _first_difference(traced, mine, ours, seen, pairs),
-        "only_ours": _common((traced.operator(mine[i]), ours[i]) for i in only_ours),
-        "only_real": _common((_phase_at(real, theirs[j]), seen[j]) for j in only_real),
-        "same_lifetimes": _same_lifetimes(traced, real, [(mine[i], theirs[j]) for i, j in pairs]),
+        "phases": {"ours": len(ours), "real": len(theirs)},
+        "births": {
+            "ours": sum(map(len, ours.values())),
+            "real": sum(map(len, theirs.values())),
+            "matched": len(pairs),
+        },
+        "matched_bytes": sum(_rounded(traced.sizes[mine]) for mine, _ in pairs),
+        "unmatched_bytes": {
+            "ours": sum(size for _, size in only_ours),
+            "real": sum(size for _, size in only_real),
+        },
+        "only_ours": _common(only_ours),
+        "only_real": _common(only_real),
+        "same_lifetimes": _same_lifetimes(traced, real, pairs),
         "peak_allocated_bytes": {
             "ours": told.peak_allocated_bytes,
             "real": max(live_real.values(), default=0),
@@ -179,20 +163,60 @@ def compare(real: History, traced: Trace) -> dict[str, Any]:
     }
 
 
+def match(ours: Sequence[int], real: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows of equal elements in both sequences, rising in both."""
+    blocks = SequenceMatcher(None, ours, real, autojunk=False).get_matching_blocks()
+    return [(block.a + k, block.b + k) for block in blocks for k in range(block.size)]
+
+
+Phase = tuple[str, int]
+"""`forward`, `backward` or `update`, and the micro-step it belongs to, counted over all optimizer steps."""
+
+
+def traced_phases(trace: Trace) -> dict[Phase, list[int]]:
+    """Births of a trace by phase; what comes before the first forward (the model) is left out."""
+    starts = [(mark.index, _MOMENTS[mark.moment]) for mark in trace.marks if mark.moment in _MOMENTS]
+    return _by_phase(trace.events, starts)
+
+
+def real_phases(real: History) -> dict[Phase, list[int]]:
+    """As `traced_phases`, of a history."""
+    return _by_phase(
+        real.events, [(position, _NAMES[name]) for position, name in real.marks if name in _NAMES]
+    )
+
+
+_MOMENTS = {
+    Moment.FORWARD: "forward",
+    Moment.BACKWARD: "backward",
+    Moment.CLIP: "update",
+    Moment.UPDATE: "update",
+    Moment.ZERO: "update",
+    Moment.INPUT: "update",
+}
+_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "update": "update",
+    "fetch": "update",
+}  #: as a trial names its phases
+
+
+def _by_phase(events: Sequence[int], starts: Sequence[tuple[int, str]]) -> dict[Phase, list[int]]:
+    found: dict[Phase, list[int]] = {}
+    micro_step = -1
+    ends = [*(position for position, _ in starts[1:]), len(events)]
+    for (position, name), end in zip(starts, ends):
+        micro_step += name == "forward"
+        if micro_step >= 0:
+            found.setdefault((name, micro_step), []).extend(
+                event for event in events[position:end] if event >= 0
+            )
+    return found
+
+
 def _rounded(size: int) -> int:
     return -(-size // UNIT) * UNIT
-
-
-def _first_input(trace: Trace) -> int:
-    return next((mark.index for mark in trace.marks if mark.moment is Moment.INPUT), 0)
-
-
-def _after_loading(real: History) -> int:
-    return next((position for position, phase in real.marks if phase == "trainer"), 0)
-
-
-def _births_from(events: Sequence[int], start: int) -> list[int]:
-    return [event for event in events[start:] if event >= 0]
 
 
 def _live_at_births(events: Sequence[int], sizes: Sequence[int]) -> dict[int, int]:
@@ -216,38 +240,11 @@ def _peak_reserved(real: History) -> int | None:
     return peak or None
 
 
-def _phase_at(real: History, birth: int) -> str:
-    position, name = real.events.index(birth), "before the first phase"
-    for start, phase in real.marks:
-        if start > position:
-            break
-        name = phase
-    return name
-
-
 def _common(differences: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
     """The differences that hold most bytes, alike ones counted together."""
     counts = Counter(differences)
     largest = sorted(counts.items(), key=lambda item: -item[0][1] * item[1])[:SHOWN]
     return [{"where": where, "bytes": size, "times": times} for (where, size), times in largest]
-
-
-def _first_difference(
-    traced: Trace,
-    mine: Sequence[int],
-    ours: Sequence[int],
-    seen: Sequence[int],
-    pairs: Sequence[tuple[int, int]],
-) -> dict[str, Any] | None:
-    for row in range(min(len(ours), len(seen))):
-        if row >= len(pairs) or pairs[row] != (row, row):
-            return {
-                "birth": row,
-                "operator": traced.operator(mine[row]),
-                "ours": ours[row],
-                "real": seen[row],
-            }
-    return None
 
 
 def _same_lifetimes(traced: Trace, real: History, pairs: Sequence[tuple[int, int]]) -> int:

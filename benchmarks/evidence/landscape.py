@@ -10,8 +10,8 @@ from pathlib import Path
 from autofit.errors import FileFormatError, SearchFailed
 from autofit.landscape import Landscape
 from autofit.recording import record_landscape
-from autofit.space import Space, build_space
-from autofit.scene import capabilities_of
+from autofit.scene import space_of
+from autofit.space import Space
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem
@@ -40,18 +40,9 @@ def grid_path(bench: Bench, problem: Problem) -> Path:
     return bench.folder.file("landscapes", f"{problem.name}.json")
 
 
-def space_of(bench: Bench, problem: Problem) -> Space:
-    """All legal configurations of a problem on this machine."""
-    return build_space(
-        effective_batch=problem.effective_batch,
-        capabilities=capabilities_of(bench.describe(problem.workload)),
-        precisions=problem.precisions,
-        optims=problem.optims,
-    )
-
-
 def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
-    space, path = space_of(bench, problem), grid_path(bench, problem)
+    spec = problem.spec(bench.device, trial_timeout_seconds=box.timeout(TRIAL_SECONDS))
+    space, path = space_of(spec, bench.describe(problem.workload)), grid_path(bench, problem)
     ends: list[float] = [time.monotonic()]
     messages: list[str] = []
 
@@ -64,7 +55,7 @@ def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
     error: str | None = None
     try:
         record_landscape(
-            problem.spec(bench.device, trial_timeout_seconds=box.timeout(TRIAL_SECONDS)),
+            spec,
             path,
             timeout_seconds=box.left,
             window_seconds=bench.plan.window_seconds,
