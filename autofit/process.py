@@ -298,9 +298,7 @@ def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: f
     if report.answer is not None and "payload" in report.answer:
         return _judge_measurement(report)
     if report.answer is not None and "user_error" in report.answer:
-        failure = Failure(
-            reason=Reason.ERROR, message=report.answer["user_error"]["message"], phase=report.phase
-        )
+        failure = _judge_refusal(report.answer, evidence)
     elif report.answer is not None:
         failure = classify_exception(ExceptionReport.from_json(report.answer["error"]), evidence)
     elif report.cancelled:
@@ -322,6 +320,14 @@ def judge(report: ChildReport, request: TrialRequest, *, device: str, timeout: f
     else:
         failure = classify_exit(report.status, evidence)
     return TrialResult(outcome=outcome_of(failure), failure=failure, seconds=report.seconds)
+
+
+def _judge_refusal(answer: Mapping[str, Any], evidence: Evidence) -> Failure:
+    """A mistake of the user, unless the error behind it was out of memory."""
+    failure = classify_exception(ExceptionReport.from_json(answer["error"]), evidence)
+    if failure.reason is Reason.OUT_OF_MEMORY:
+        return failure
+    return Failure(reason=Reason.ERROR, message=answer["user_error"]["message"], phase=evidence.phase)
 
 
 INFEASIBLE_REASONS = frozenset(

@@ -61,15 +61,12 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
                 _prove_threads_work()
             channel.send(Event.STARTED)
             answer: dict[str, Any] = {"payload": _handler(kind)(payload, channel)}
-        except UserError as error:
-            answer = {"user_error": {"message": error.message, "hint": error.hint}}
         except BaseException as error:
             _lift_limits()
-            answer = {
-                "error": describe_exception(
-                    error, phase=channel.phase, reserved_fraction=_reserved_fraction()
-                ).to_json()
-            }
+            report = describe_exception(error, phase=channel.phase, reserved_fraction=_reserved_fraction())
+            answer = {"error": report.to_json()}
+            if isinstance(error, UserError):
+                answer["user_error"] = {"message": error.message, "hint": error.hint}
         _lift_limits()
         channel.send(Event.ANSWER, **answer)
     with contextlib.suppress(OSError, ValueError):
