@@ -240,10 +240,13 @@ def _agrees(card: Card, size_gb: int) -> bool:
 
 
 def _nearest(key: str) -> list[str]:
-    """Names of the three cards that look most like `key`."""
+    """Names of the three cards that look most like `key`; digits in another order (3900 for 3090) come first."""
 
-    def likeness(card: Card) -> float:
-        return max(difflib.SequenceMatcher(None, key, other).ratio() for other in _keys(card))
+    def likeness(card: Card) -> tuple[bool, float]:
+        return max(
+            (sorted(key) == sorted(other), difflib.SequenceMatcher(None, key, other).ratio())
+            for other in _keys(card)
+        )
 
     return [card.name for card in sorted(CARDS, key=likeness, reverse=True)[:3]]
 

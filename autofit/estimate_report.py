@@ -94,17 +94,18 @@ def peak_lines(answer: MemoryEstimate, width: int) -> list[str]:
     rows = [
         ("peak allocated", answer.peak_allocated_bytes, "in live tensors"),
         ("peak reserved", answer.peak_reserved_bytes, "held by the allocator when memory is no limit"),
-        ("device used", answer.device_used_bytes, "reserved and the context, as nvidia-smi shows it"),
+        ("device used", answer.device_used_bytes, "reserved and the context: what nvidia-smi shows"),
         ("least capacity", answer.min_capacity_bytes, "in which it survives; the context comes on top"),
     ]
-    lines = [f"  {name:<14}  {format_bytes(size):>10}  {meaning}" for name, size, meaning in rows]
+    columns = [Column(title="peaks"), Column(title="size", right=True), Column(title="", folds=True)]
+    lines = text_table(columns, [[name, format_bytes(size), meaning] for name, size, meaning in rows], width)
     peak = answer.anatomy.get("peak")
     if peak:
         where = (
             f"{peak['moment']} of micro-step {peak['micro_step'] + 1} in optimizer step {peak['step'] + 1}"
         )
         what = f"{operator_name(peak['operator'])} takes {format_bytes(peak['operator_bytes'])}"
-        lines += wrapped(f"The peak is reached in the {where}, when {what}.", width)
+        lines += ["", *wrapped(f"The peak is reached in the {where}, when {what}.", width)]
     return lines
 
 

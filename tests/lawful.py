@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autofit.config import Precision, TrialConfig
 from autofit.device import Device
@@ -89,6 +90,24 @@ def toy_laws(configs: Iterable[TrialConfig]) -> dict[str, ClassLaws]:
 def toy_law(config: TrialConfig) -> MemoryLaw:
     """The law of one class, with batch 1 traced apart."""
     return MemoryLaw.fit(toy_trace(config, 2), toy_trace(config, 4), single=toy_trace(config, 1))
+
+
+class Child:
+    """Answers estimate requests with hand-made laws, and remembers what it was asked."""
+
+    def __init__(self, *, refuse: str | None = None) -> None:
+        self.payloads: list[dict[str, Any]] = []
+        self._refuse = refuse
+
+    def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
+        self.payloads.append(payload)
+        return {"answers": [self._answer(request) for request in payload["requests"]]}
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        config = TrialConfig.from_json(request["config"])
+        if self._refuse is not None and config.optim == self._refuse:
+            return {"law": None, "costs": None, "trace": None, "reason": f"{self._refuse} has no fake kernel"}
+        return {"law": toy_law(config).to_json(), "costs": None, "trace": None, "reason": None}
 
 
 def grid(precisions: Sequence[Precision] = (Precision.BF16, Precision.FP32)) -> tuple[TrialConfig, ...]:

@@ -14,27 +14,9 @@ from autofit.config import Precision, TrialConfig
 from autofit.laws import Setting, collect, law_class
 from autofit.memory.cache import cache_directory
 from autofit.spec import Workload
-from tests.lawful import SETTING, grid, toy_law
+from tests.lawful import SETTING, Child, grid
 
 CONFIG = TrialConfig(per_device_train_batch_size=4)
-
-
-class Child:
-    """Answers estimate requests with hand-made laws, and remembers what it was asked."""
-
-    def __init__(self, *, refuse: str | None = None) -> None:
-        self.payloads: list[dict[str, Any]] = []
-        self._refuse = refuse
-
-    def __call__(self, payload: dict[str, Any]) -> dict[str, Any]:
-        self.payloads.append(payload)
-        return {"answers": [self._answer(request) for request in payload["requests"]]}
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        config = TrialConfig.from_json(request["config"])
-        if self._refuse is not None and config.optim == self._refuse:
-            return {"law": None, "costs": None, "trace": None, "reason": f"{self._refuse} has no fake kernel"}
-        return {"law": toy_law(config).to_json(), "costs": None, "trace": None, "reason": None}
 
 
 @pytest.fixture(autouse=True)
