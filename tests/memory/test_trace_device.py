@@ -23,7 +23,7 @@ def test_the_verdict_is_kept_and_belongs_to_one_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    outcomes = iter(["it is broken", None])
+    outcomes = iter(["once", "it is broken", "once", None])
     monkeypatch.setattr(fake_device, "run_try_out", lambda: next(outcomes))
     verdicts = []
     for _ in range(2):

@@ -51,6 +51,14 @@ def test_the_kernel_is_the_one_that_the_card_would_choose(
     assert choose(call, capability) == kernel
 
 
+@pytest.mark.parametrize(("version", "kernel"), [((2, 13), "flash"), ((2, 14), "cudnn")])
+def test_heads_of_256_on_hopper_wait_for_a_newer_cudnn(
+    version: tuple[int, int], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "torch_version", lambda: version)
+    assert choose(_call(BF16, dim=256), (9, 0)) == kernel
+
+
 @pytest.mark.parametrize(("version", "kernel"), [((2, 13), "math"), ((2, 14), "efficient")])
 def test_grouped_queries_in_fp32_have_a_fused_kernel_only_from_torch_2_14(
     version: tuple[int, int], kernel: str, monkeypatch: pytest.MonkeyPatch

@@ -79,12 +79,16 @@ def choose(call: Call, capability: tuple[int, int]) -> str:
 
 
 def _cudnn_can(call: Call) -> bool:
-    """cuDNN comes first on compute capability 9 and 10; its dropout knows sixteenths only, its backward heads up to 128."""
+    """cuDNN comes first on compute capability 9 and 10; its dropout knows sixteenths only, its backward few wide heads.
+
+    The wheels of torch 2.11 to 2.14 bring cuDNN 9.19 to 9.24; heads of 256 need more than 9.22.
+    """
     d, dv = call.query.shape[-1], call.value.shape[-1]
+    wide = (d, dv) == (192, 128) or (d == dv == 256 and torch_version() >= (2, 14))
     return (
         call.half
         and d % 8 == dv % 8 == 0
-        and max(d, dv) <= 128
+        and (max(d, dv) <= 128 or wide)
         and (call.dropout * 16.0).is_integer()
         and call.key.shape[2] != 1
         and (call.dropout == 0.0 or call.query.shape[2] != 1)
