@@ -18,6 +18,8 @@ from autofit.units import format_bytes
 DRAWS = 384
 LEVEL = 0.95
 CONTENDERS = 5
+#: Completed trials after which the tolerance doubles with each further one: they find less than they cost.
+PATIENCE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Certificate:
 
     Attributes:
         statement: one sentence.
-        tolerance: relative speed difference that does not matter.
+        tolerance: relative speed difference that was left in doubt: the asked one, or wider where patience ended.
         best: the configuration it is about.
         untested: configurations that were never run.
         contenders: the closest of them, most dangerous first.
@@ -87,12 +89,14 @@ class Beliefs:
         speed: (draws, configs) log samples/s.
         fits: (configs,) probability to fit and to run soundly.
         tested: (configs,) whether it was run, or answered without a run.
+        completed: how many configurations completed.
         best: position of the fastest completed one that fits; None before any.
     """
 
     speed: Array
     fits: Array
     tested: np.ndarray
+    completed: int
     best: int | None
 
 
@@ -139,13 +143,12 @@ class Advisor:
         tested[[self._row[r.config] for r in known if not _may_be_retried(r, known)]] = True
         draws = widened(self._speed.log_speed_draws(observed, DRAWS, rng), len(observed))
         fits = self._memory.update(known, rng) * soundness(self._configs, known)
+        # One that completed and then did not fit at full length is no best.
+        completed = sorted({row for o in observed if fits[row := self._row[o.config]] > 0.0})
         best = None
-        if observed:
-            # One that completed and then did not fit at full length is no best.
-            completed = sorted({row for o in observed if fits[row := self._row[o.config]] > 0.0})
-            if completed:
-                best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
-        return Beliefs(speed=draws, fits=fits, tested=tested, best=best)
+        if completed:
+            best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]
+        return Beliefs(speed=draws, fits=fits, tested=tested, completed=len(completed), best=best)
 
     def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord], level: float) -> bool | None:
         """Whether `config` fits with at least probability `level`; None while no trial and no forecast says anything."""
@@ -160,12 +163,13 @@ class Advisor:
         if beliefs.best is None:
             return self._first(beliefs, untested)
         log_gain = beliefs.speed - beliefs.speed[:, [beliefs.best]]
-        beats = beliefs.fits * (log_gain > np.log1p(self._tolerance)).mean(axis=0)
+        tolerance = self._tolerance * 2.0 ** max(0, beliefs.completed - PATIENCE)
+        beats = beliefs.fits * (log_gain > np.log1p(tolerance)).mean(axis=0)
         open_rows = untested[beats[untested] > 1.0 - LEVEL]
         contenders = self._contenders(beliefs, beats, untested)
         certificate = None
         if not len(open_rows):
-            certificate = self._certificate(beliefs.best, len(untested), contenders)
+            certificate = self._certificate(beliefs.best, len(untested), contenders, tolerance)
         if not len(untested):
             return Advice(
                 config=None, why="every configuration that can run was tried", best=self._configs[beliefs.best],
@@ -175,7 +179,7 @@ class Advisor:
         chosen = int(pool[np.argmax(expected_improvement(beliefs, log_gain, pool))])
         return Advice(
             config=self._configs[chosen],
-            why=self._reason(chosen, beliefs, log_gain, float(beats[chosen])),
+            why=self._reason(chosen, beliefs, log_gain, float(beats[chosen]), tolerance),
             best=self._configs[beliefs.best],
             open=len(open_rows),
             contenders=contenders,
@@ -216,28 +220,32 @@ class Advisor:
             )
         return tuple(found)
 
-    def _certificate(self, best: int, untested: int, contenders: tuple[Contender, ...]) -> Certificate:
+    def _certificate(
+        self, best: int, untested: int, contenders: tuple[Contender, ...], tolerance: float
+    ) -> Certificate:
         statement = (
             f"none of the {untested} untested configurations is predicted, at {LEVEL:.0%}, to fit and to beat "
-            f"{self._configs[best].label()} by more than {self._tolerance:.1%}"
+            f"{self._configs[best].label()} by more than {tolerance:.1%}"
         )
+        if tolerance > self._tolerance:
+            statement += f" (widened from {self._tolerance:.1%}: after {PATIENCE} completed trials each further one has to promise more)"
         if not untested:
             statement = "every configuration that can run was tried"
         return Certificate(
             statement=statement,
-            tolerance=self._tolerance,
+            tolerance=tolerance,
             best=self._configs[best],
             untested=untested,
             contenders=contenders,
         )
 
-    def _reason(self, row: int, beliefs: Beliefs, log_gain: Array, beats: float) -> str:
+    def _reason(self, row: int, beliefs: Beliefs, log_gain: Array, beats: float, tolerance: float) -> str:
         gain = np.exp(np.quantile(log_gain[:, row], [0.025, 0.5, 0.975])) - 1
         text = f"predicted {gain[1]:+.0%} against the best ({gain[0]:+.0%} to {gain[2]:+.0%})"
         forecast = self._memory.forecast(self._configs[row])
         if forecast is not None:
             text += f", {format_bytes(forecast.bytes)} needed"
-        return f"{text}, fits with {beliefs.fits[row]:.0%}: {beats:.0%} to win by more than {self._tolerance:.1%}"
+        return f"{text}, fits with {beliefs.fits[row]:.0%}: {beats:.0%} to win by more than {tolerance:.1%}"
 
 
 def _may_be_retried(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:

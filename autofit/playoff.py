@@ -23,7 +23,7 @@ from autofit.trial import Outcome, Role, TrialRecord
 CONFIDENCE = 0.95
 LEADER_CONFIDENCE = 0.99  #: one run each, minutes apart, is weak evidence against a leader
 MAX_LEADERS = 5
-LOOKS = (3, 5, 8)  #: rounds after which the leaders are compared
+LOOKS = (3, 6, 12)  #: rounds after which the leaders are compared
 WITHIN_RUN_ROUNDS = 4  #: what the jitter within runs weighs in the variance, in rounds
 
 

@@ -178,7 +178,7 @@ def _update_model(
         if roof is None and precision is Precision.PURE_BF16:
             mean[row] -= math.log(2.0)
     if None not in first.values():
-        spread = np.minimum(spread, 0.4)
+        spread = np.clip(spread, 0.4, 0.6)  # bytes are known, launches are not
     optims, precisions = [c[0] for c in cells], [c[1] for c in cells]
     covariance = 3.0**2 + same(optims) * np.outer(spread, spread)
     covariance += 0.1**2 * same(precisions) + 0.03**2 * same([c[:2] for c in cells])

@@ -158,7 +158,8 @@ def modelled_problems() -> Iterator[Problem]:
 
 def _under_limits(name: str, landscape: Landscape, laws: Laws | None) -> Iterator[Problem]:
     """The device's own size, and smaller ones that still leave a choice and take some of it away."""
-    total = landscape.device.total_memory_bytes or 1 << 60
+    recorded = landscape.spec.get("memory_limit_bytes")  # what did not fit under it might fit in more
+    total = int(recorded or landscape.device.total_memory_bytes or 1 << 60)
     context, last, found = landscape.device.context_bytes, -1, 0
     for limit in (total, *_smaller(landscape, total)):
         feasible = sum(fits(p, context, limit) for p in landscape.points)

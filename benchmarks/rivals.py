@@ -39,7 +39,7 @@ def optuna_rival(make: Callable[[Space, int], BaseSampler]) -> Callable[[Space, 
     """A rival around an Optuna sampler; ends when it proposes nothing new `REPEATS` times in a row."""
 
     def rival(space: Space, seed: int) -> Rival:
-        distributions = {
+        distributions: dict[str, optuna.distributions.BaseDistribution] = {
             n: optuna.distributions.CategoricalDistribution(choices=v) for n, v in space.choices().items()
         }
         study = optuna.create_study(direction="maximize", sampler=make(space, seed))
