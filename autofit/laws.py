@@ -19,7 +19,7 @@ from autofit.memory.trace.request import TraceRequest
 from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-TRACER_VERSION = "1"  #: raise it when the tracer, its patches or its loop change what a trace holds
+TRACER_VERSION = "2"  #: raise it when the tracer, its patches or its loop change what a trace holds
 VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes")
 SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
 
