@@ -22,6 +22,13 @@ MAX_WORKERS = 8
 PATIENCE_SECONDS = 90.0
 
 
+def capability_of(device: Device) -> str | None:
+    """The compute capability for which a device's kernels are traced; None for one that is not predicted (no CUDA, or unknown)."""
+    card = _card(device.name)
+    known = None if card is None or card.is_amd else card.compute_capability
+    return (device.compute_capability or known) if device.kind == "cuda" else None
+
+
 def predictor_for(
     *,
     device: Device,
@@ -42,11 +49,8 @@ def predictor_for(
         say: told what is not predicted, and why.
         patience_seconds: no further class is traced after this time; what was traced is kept for the next search.
     """
-    card = _card(device.name)
-    capability = device.compute_capability or (
-        None if card is None or card.is_amd else card.compute_capability
-    )
-    if device.kind != "cuda" or capability is None or "digest" not in facts:
+    capability = capability_of(device)
+    if capability is None or "digest" not in facts:
         return None
     setting = Setting(workload=workload, facts=facts, compute_capability=capability)
     laws = _collected(setting, class_representatives(setting, space), ask, say, patience_seconds)
@@ -57,7 +61,11 @@ def predictor_for(
 
     def predictor(limit_bytes: int) -> TracedForecast:
         return TracedForecast(
-            setting=setting, laws=laws, context_bytes=device.context_bytes, limit_bytes=limit_bytes, roof=card
+            setting=setting,
+            laws=laws,
+            context_bytes=device.context_bytes,
+            limit_bytes=limit_bytes,
+            roof=_card(device.name),
         )
 
     return predictor

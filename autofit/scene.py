@@ -12,10 +12,10 @@ from autofit import nvml
 from autofit.arguments import KNOWN_DEFAULTS
 from autofit.config import TrialConfig
 from autofit.device import Device
-from autofit.errors import NothingFits, UserError
+from autofit.errors import NothingFits, UserError, WorkerError
 from autofit.estimation import asking
 from autofit.landscape import Landscape
-from autofit.prediction import Predictor, predictor_for
+from autofit.prediction import Predictor, capability_of, predictor_for
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
 from autofit.protocol import Kind
 from autofit.replay import ReplayRunner
@@ -125,8 +125,10 @@ def replayed_scene(
 
 
 def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) -> Predictor | None:
-    """Predictions for a recorded device and model, as far as both are known here."""
+    """Predictions for a recorded device and model, as far as both are known here; a replay needs neither."""
     spec = landscape.spec
+    if capability_of(landscape.device) is None:
+        return None
     try:
         workload = Workload(
             model=str(spec.get("model") or ""), task=spec.get("task"), seq_len=spec.get("seq_len")
@@ -140,7 +142,7 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
                 ask=ask,
                 say=observer.note,
             )
-    except UserError as error:
+    except (UserError, WorkerError) as error:
         observer.note(f"nothing is predicted for this landscape: {error.message}")
         return None
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 import autofit
 from autofit.config import Precision
 from autofit.device import Device
-from autofit.errors import NothingFits, SearchFailed, StudyError
+from autofit.errors import NothingFits, SearchFailed, StudyError, WorkerError
 from autofit.result import TuneResult
 from autofit.scene import choose_device, memory_limit
 from autofit.spec import SearchSpec, Workload
+from autofit.testing import simulated_landscape
 from autofit.trial import Outcome, Role
 from autofit.tuning import run_search, tune
 from autofit.units import GIB
@@ -358,8 +360,33 @@ def test_a_device_is_taken_by_its_name(asked: str, chosen: str) -> None:
     assert choose_device(asked) == chosen
 
 
-def test_a_landscape_of_another_effective_batch_is_refused() -> None:
-    from autofit.testing import simulated_landscape
+@pytest.mark.parametrize(("kind", "name"), [("cpu", "a processor"), ("cuda", "a card that no table has")])
+def test_a_replay_of_a_device_that_cannot_be_predicted_starts_no_process(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("a process was started")
 
+    monkeypatch.setattr("autofit.scene.asking", started)
+    grid = simulated_landscape(8)
+    device = replace(grid.device, kind=kind, name=name)
+    result = run_search(spec(), landscape=replace(grid, device=device, spec={"model": "bert-tiny"}))
+    assert result.confirmed
+
+
+def test_a_replay_goes_on_without_predictions_where_the_libraries_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise WorkerError("the libraries cannot be imported: ImportError")
+
+    monkeypatch.setattr("autofit.scene.asking", broken)
+    grid = simulated_landscape(8)
+    device = replace(grid.device, name="NVIDIA A100-SXM4-80GB", compute_capability="8.0")
+    result = run_search(spec(), landscape=replace(grid, device=device, spec={"model": "bert-tiny"}))
+    assert result.confirmed
+
+
+def test_a_landscape_of_another_effective_batch_is_refused() -> None:
     with refused("recorded at effective batch 16, not 8", hint="--effective-batch 16"):
         run_search(spec(), landscape=simulated_landscape(16))
