@@ -54,9 +54,14 @@ class History:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> History:
         """Inverse of `to_json`."""
-        pairs = {name: tuple(tuple(pair) for pair in data[name]) for name in ("segments", "marks")}
-        rest = {"unmatched": data["unmatched"], "out_of_memory": data["out_of_memory"]}
-        return cls(events=tuple(data["events"]), sizes=tuple(data["sizes"]), **pairs, **rest)
+        return cls(
+            events=tuple(data["events"]),
+            sizes=tuple(data["sizes"]),
+            segments=tuple((position, size) for position, size in data["segments"]),
+            marks=tuple((position, phase) for position, phase in data["marks"]),
+            unmatched=data["unmatched"],
+            out_of_memory=data["out_of_memory"],
+        )
 
 
 def from_snapshot(entries: Iterable[Mapping[str, Any]], marks: Sequence[tuple[int, str]] = ()) -> History:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
     rows = [row for row in memory_rows(reading) if row.error("peak_reserved_bytes") is not None]
     if rows:
         found["memory"].append(
-            album.draw("memory", "Peak memory: predicted against measured", lambda axes: _memory(axes, rows))
+            album.draw("memory", "Peak memory: predicted against measured", partial(_memory, rows=rows))
         )
     for number, (case, compared) in enumerate(comparisons(reading).items()):
         if compared["curve"]:
@@ -72,7 +73,7 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
                 album.draw(
                     f"history-{number}",
                     f"Bytes in use, event by event: {case}",
-                    lambda axes, curve=curve: _curve(axes, curve),
+                    partial(_curve, curve=curve),
                     size=(9.0, 4.0),
                 )
             )
@@ -81,7 +82,7 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
             album.draw(
                 f"landscape-{name}",
                 f"Every configuration of {name}",
-                lambda axes, grid=grid: _landscape(axes, grid),
+                partial(_landscape, grid=grid),
             )
         )
     drawn = {

@@ -122,7 +122,7 @@ def _factor(value: float | None) -> str:
 
 def fidelity(reading: Reading) -> list[str]:
     """Trials against long runs, then confirmations."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for key, row in reading.rows("fidelity", "long ").items():
         if "long_run" not in row:
             rows.append((key, None, None, None, None, None, row.get("outcome")))

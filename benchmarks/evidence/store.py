@@ -97,7 +97,7 @@ class Sheet:
         """Whether `key` has what it was planned for."""
         return self.rows.get(key, {}).get("state") == DONE
 
-    def put(self, key: str, state: str = DONE, **content: Any) -> None:
+    def put(self, key: str, state: str = DONE, /, **content: Any) -> None:
         """Record one point; the file is whole before and after."""
         self._data["rows"][key] = {"state": state, "recorded": now(), **content}
         self.save()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,22 +27,32 @@ PIECES = (1024 * MIB, 64 * MIB, 2 * MIB)  #: taken in this order until the room 
 
 def main(order: Mapping[str, Any], report: Report) -> None:
     """Try every room in `order["rooms"]` (bytes)."""
+    device = order["device"]
     for room in order["rooms"]:
-        ready, tell = os.pipe()
-        holder = os.fork()
-        if holder == 0:
-            _hold(room, order["device"], tell)
-        os.close(tell)
-        held = os.read(ready, 64).decode()
+        with filled(room, device) as held:
+            status = in_child(partial(_try_out, room, held, device, report), order["seconds"])
+        if status != 0:
+            report(room_bytes=room, held=held, died=status)
+
+
+@contextlib.contextmanager
+def filled(room: int, device: str) -> Iterator[str]:
+    """The card but for `room` bytes is held by another process; what that process says of it."""
+    ready, tell = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            _hold(room, device, tell)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    try:
+        yield os.read(ready, 64).decode()
+    finally:
         os.close(ready)
-        status = in_child(
-            lambda room=room, held=held: _try_out(room, held, order["device"], report), order["seconds"]
-        )
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
-        if status != 0:
-            report(room_bytes=room, held=held, died=status)
 
 
 def _hold(room: int, device: str, tell: int) -> None:

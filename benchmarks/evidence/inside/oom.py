@@ -9,6 +9,7 @@ import contextlib
 import gc
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class Greedy(nn.Module):
 def main(order: Mapping[str, Any], report: Report) -> None:
     """Run every case of `order["cases"]`, each at most `order["seconds"]` long."""
     for case in order["cases"]:
-        status = in_child(lambda case=case: provoke(case, order, report), order["seconds"])
+        status = in_child(partial(provoke, case, order, report), order["seconds"])
         if status != 0:
             report(case=case, died=status)
 

@@ -81,7 +81,7 @@ class CpuRecording:
     def entries(self) -> list[dict[str, Any]]:
         """Allocations and frees in order of time."""
         self._profile.stop()
-        results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
+        results: Any = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         found = []
         for event in _all(results.experimental_event_tree()):
             if event.typed[0] == torch._C._profiler._EventType.Allocation:

@@ -1,0 +1,133 @@
+"""The report: caveats first, figures from stored rows, nothing of a CPU shown as a GPU's, and what is published."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autofit.errors import FileFormatError
+from autofit.landscape import Landscape
+from benchmarks.evidence.reading import DRY_WARNING, Reading, cell, percent, slug
+from benchmarks.evidence.sections_memory import comparisons, memory_rows
+from benchmarks.evidence.sections_speed import grids, regret_of
+from benchmarks.evidence.summarise import caveats, report, summarise
+from tests.benchmarks import evidence_folder
+from tests.benchmarks.evidence_folder import LARGE, SMALL
+
+DATE = "2026-01-31"
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Reading:
+    return Reading(evidence_folder.make(tmp_path / "evidence").path)
+
+
+def test_caveats_come_first_and_name_what_was_not_measured(reading: Reading) -> None:
+    lines = report(reading, DATE, {})
+    headings = [line for line in lines if line.startswith("## ")]
+    assert lines[0] == f"# Evidence on CUDA: NVIDIA Imaginary 100, {DATE}"
+    assert headings[:2] == ["## Caveats", "## Machine, versions, commands"]
+    found = caveats(reading)
+    assert "*memory*: 1 points are left unmeasured (trial bert large)." in found
+    assert any(text.startswith("*tests*: 1 failed (tests/gpu/test_a.py::test_bad)") for text in found)
+
+
+def test_the_report_holds_device_versions_and_the_command(reading: Reading) -> None:
+    text = "\n".join(report(reading, DATE, {}))
+    for part in (
+        "torch 2.11.0",
+        "driver 580.1",
+        "python -m benchmarks.evidence --out evidence",
+        "not installed: bitsandbytes",
+        "580.1",
+    ):
+        assert part in text
+
+
+def test_a_stage_that_was_not_run_is_said_twice_and_shows_no_table(reading: Reading) -> None:
+    (reading.path / "founding.json").unlink()
+    lines = report(reading, DATE, {})
+    assert "- *founding* was not run." in lines
+    at = lines.index("## The founding table on this card")
+    assert lines[at + 2] == "Not measured."
+
+
+def test_errors_of_the_prediction_are_relative_to_what_was_measured(reading: Reading) -> None:
+    (row,) = memory_rows(reading)
+    assert row.error("peak_reserved_bytes") == pytest.approx(0.1, abs=1e-6)
+    assert row.error("peak_allocated_bytes") == pytest.approx(4096 / 3996 - 1)
+    assert comparisons(reading)["bert small"]["births"]["matched"] == 1
+
+
+def test_regret_is_against_the_best_recorded_point_that_fits(reading: Reading) -> None:
+    grid = grids(reading)["bert-8"]
+    rows = reading.rows("search")
+    fast, slow = 8 / (0.2 + 0.01), 8 / (4 * 0.1 + 0.01)
+    assert regret_of(rows["bert-8 no limit"], grid) == pytest.approx(1 - slow / fast)
+    assert regret_of(rows["bert-8 16 GiB"], grid) == 0.0
+    beyond = {"limit_bytes": 16 << 30, "best": {"config": LARGE.to_json()}}
+    assert regret_of(beyond, grid) is None, "the recorded allocator kept more than this limit"
+    assert regret_of({"nothing_fits": "x"}, grid) is None
+    assert regret_of({"best": {"config": SMALL.to_json()}}, None) is None
+
+
+def test_summarising_writes_report_pictures_grid_and_rows(reading: Reading, tmp_path: Path) -> None:
+    written = summarise(
+        reading.path,
+        date=DATE,
+        report_dir=tmp_path / "r",
+        landscape_dir=tmp_path / "l",
+        fixture_dir=tmp_path / "f",
+    )
+    names = [path.name for path in written]
+    assert names[0] == f"{DATE}-evidence-imaginary-100.md"
+    assert {"imaginary-100-bert-8.json", "memory-rows-imaginary-100.json"} <= set(names)
+    assert all(path.exists() for path in written)
+    text = written[0].read_text()
+    linked = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert sorted(linked) == sorted(name for name in names if name.endswith(".png"))
+    assert len(linked) == 6
+    published = Landscape.load(tmp_path / "l" / "imaginary-100-bert-8.json")
+    assert published.spec["complete"] is False
+    assert (published.spec["space_size"], len(published.points), published.modelled) == (4, 2, False)
+    rows = json.loads((tmp_path / "f" / "memory-rows-imaginary-100.json").read_text())
+    assert (rows["date"], rows["device"]["name"]) == (DATE, "NVIDIA Imaginary 100")
+    assert rows["rows"][0]["measured"]["peak_reserved_bytes"] == 4 << 30
+
+
+def test_a_dry_run_says_so_everywhere_and_publishes_nothing(tmp_path: Path) -> None:
+    folder = evidence_folder.make(tmp_path / "evidence", dry_run=True)
+    written = summarise(folder.path, date=DATE, landscape_dir=tmp_path / "l", fixture_dir=tmp_path / "f")
+    assert all("dry-run-cpu" in path.name for path in written)
+    assert {path.parent for path in written} == {folder.path / "report"}
+    assert not (tmp_path / "l").exists()
+    assert not (tmp_path / "f").exists()
+    check_dry(written[0].read_text())
+
+
+def check_dry(text: str) -> None:
+    """Every table of a dry run's report stands under the warning, and no title names a card."""
+    lines = text.splitlines()
+    assert lines[0].startswith("# DRY RUN on a CPU")
+    tables = [row for row, line in enumerate(lines) if line.startswith("| ---")]
+    assert tables
+    for row in tables:
+        assert lines[row - 3] == DRY_WARNING, lines[row - 1]
+
+
+def test_a_folder_without_evidence_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="does not exist"):
+        summarise(tmp_path, date=DATE)
+
+
+def test_cells_are_one_line_and_keep_the_table_whole() -> None:
+    assert cell(None) == ""
+    assert cell("a|b\nc") == "a\\|b c"
+    assert cell(0.123456) == "0.123"
+    assert cell(1234.5) == "1234"
+    assert percent(None, 3.0) is None
+    assert percent(1.1, 1.0) == "+10.0 %"
+    assert slug("NVIDIA H200") == "h200"
