@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -28,12 +27,12 @@ from autofit.sampler import CostModelSampler
 from autofit.search import Search, Terms
 from autofit.study import TrialStudy
 from autofit.trial import Outcome, Role, TrialRecord
-from benchmarks.problems import ModelledForecast, Problem, problems
+from benchmarks.problems import ModelledForecast, Problem, modelled_problems, recorded_problems
 from benchmarks.regret_report import write_report
 from benchmarks.rivals import RIVALS, SLOW
 
 BUDGET = 40
-SLOW_SEEDS = 1
+SLOW_SEEDS, SLOW_EVERY = 1, 5
 PREDICTED, UNKNOWN = "autofit, memory predicted", "autofit, unknown model"
 ROOT = Path(__file__).parent / "reports"
 
@@ -164,9 +163,9 @@ def run_rival(name: str, problem: Problem, seed: int) -> Outcomes:
     )
 
 
-def run_problem(job: tuple[Problem, int]) -> list[Outcomes]:
-    """Every method on one problem."""
-    problem, seeds = job
+def run_problem(job: tuple[Problem, int, bool]) -> list[Outcomes]:
+    """Every method on one problem; the slow ones only where the job says so."""
+    problem, seeds, slow = job
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = [
         run_ours(problem, seed, predicted=predicted)
@@ -175,27 +174,35 @@ def run_problem(job: tuple[Problem, int]) -> list[Outcomes]:
         if problem.laws is not None or not predicted
     ]
     for name in RIVALS:
-        for seed in range(min(seeds, SLOW_SEEDS) if name in SLOW else seeds):
-            found.append(run_rival(name, problem, seed))
+        count = seeds if name not in SLOW else SLOW_SEEDS if slow else 0
+        found += [run_rival(name, problem, seed) for seed in range(count)]
     return found
+
+
+def choose(count: int) -> list[Problem]:
+    """All recorded problems, and modelled ones evenly over cards and models up to `count` in all."""
+    recorded, modelled = list(recorded_problems()), list(modelled_problems())
+    rest = min(len(modelled), max(0, count - len(recorded)))
+    return recorded + [modelled[i * len(modelled) // rest] for i in range(rest)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything, write the report, print the summary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--problems", type=int, default=None, help="only this many, evenly chosen")
+    parser.add_argument(
+        "--problems", type=int, default=24, help="this many; recorded first, modelled ones evenly chosen"
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args(arguments)
-    chosen = problems()
-    if options.problems is not None and options.problems < len(chosen):
-        step = len(chosen) / options.problems
-        chosen = [chosen[math.floor(i * step)] for i in range(options.problems)]
+    chosen = choose(options.problems)
     begin = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
-        groups = pool.map(run_problem, [(p, options.seeds) for p in chosen], chunksize=1)
+        groups = pool.map(
+            run_problem, [(p, options.seeds, i % SLOW_EVERY == 0) for i, p in enumerate(chosen)], chunksize=1
+        )
     outcomes = [outcome for group in groups for outcome in group]
     folder = options.output or ROOT / f"{datetime.date.today().isoformat()}-regret"
     folder.mkdir(parents=True, exist_ok=True)

@@ -91,22 +91,24 @@ def ludwig(space: Space, seed: int) -> Rival:
         last = speed
 
 
-def _largest(ladder: dict[int, TrialConfig]) -> Generator[TrialConfig, Speed, int]:
-    """Doubling, then bisection over the divisors; returns the largest size that fits, 0 for none."""
+def _largest(ladder: dict[int, TrialConfig], seen: dict[int, Speed]) -> Generator[TrialConfig, Speed, int]:
+    """Doubling, then bisection over the divisors; fills `seen` and returns the largest size that fits, 0 for none."""
     sizes = list(ladder)
     good, bad = -1, len(sizes)
     wanted = 1
     while wanted <= sizes[-1] and good + 1 < bad:
         place = max(i for i, s in enumerate(sizes) if s <= wanted)
         if place > good:
-            if (yield ladder[sizes[place]]) is None:
+            seen[sizes[place]] = yield ladder[sizes[place]]
+            if seen[sizes[place]] is None:
                 bad = place
                 break
             good = place
         wanted *= 2
     while bad - good > 1:
         middle = (good + bad) // 2
-        if (yield ladder[sizes[middle]]) is None:
+        seen[sizes[middle]] = yield ladder[sizes[middle]]
+        if seen[sizes[middle]] is None:
             bad = middle
         else:
             good = middle
@@ -115,7 +117,7 @@ def _largest(ladder: dict[int, TrialConfig]) -> Generator[TrialConfig, Speed, in
 
 def lightning(space: Space, seed: int) -> Rival:
     """Power-of-two bisection on the batch alone."""
-    yield from _largest(_ladder(space))
+    yield from _largest(_ladder(space), {})
 
 
 def trainer(space: Space, seed: int) -> Rival:
@@ -136,14 +138,16 @@ def trainer(space: Space, seed: int) -> Rival:
 
 def deepspeed(space: Space, seed: int) -> Rival:
     """Largest batch, then strided sizes below it until a plateau."""
-    ladder = _ladder(space)
-    largest = yield from _largest(ladder)
+    ladder, seen = _ladder(space), dict[int, Speed]()
+    largest = yield from _largest(ladder, seen)
     last = 0.0
     for part in (1, 2, 3):
         size = max((s for s in ladder if s <= max(1, largest * part // 3)), default=0)
         if size == 0:
             return
-        speed = yield ladder[size]
+        if size not in seen:
+            seen[size] = yield ladder[size]
+        speed = seen[size]
         if speed is None or speed < last * (1 + PLATEAU):
             return
         last = speed

@@ -57,7 +57,8 @@ def test_what_was_measured_is_known_to_within_its_noise() -> None:
     truth = true_log_speeds(landscape)
     for row in (0, 100, 200):
         assert found[:, row].mean() == pytest.approx(truth[row], abs=0.02)
-        assert found[:, row].std() < 0.03
+        low, high = np.quantile(found[:, row], [0.16, 0.84])
+        assert high - low < 0.05
 
 
 def test_one_trial_teaches_about_other_optimizers_of_the_same_micro_step() -> None:
