@@ -24,8 +24,9 @@ from autofit.journal import open_study
 from autofit.replay import ReplayRunner
 from autofit.runner import TrialRequest
 from autofit.sampler import CostModelSampler
-from autofit.search import Search, Terms
+from autofit.search import Search
 from autofit.study import TrialStudy
+from autofit.terms import Terms
 from autofit.trial import Outcome, Role, TrialRecord
 from benchmarks.problems import ModelledForecast, Problem, modelled_problems, recorded_problems
 from benchmarks.regret_report import write_report

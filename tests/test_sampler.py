@@ -17,9 +17,10 @@ from autofit.landscape import Landscape
 from autofit.predict import MemoryForecast
 from autofit.replay import ReplayRunner
 from autofit.sampler import CostModelSampler, make_sampler
-from autofit.search import Finding, Search, Terms
+from autofit.search import Search
 from autofit.space import Space
 from autofit.study import TrialStudy
+from autofit.terms import Finding, Terms
 from autofit.trial import Outcome, Role, TrialRecord
 from autofit.units import GIB
 from tests.adversaries import CONTEXT, grid, plain_bytes, plain_micro
