@@ -12,9 +12,10 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.predict import is_memory_failure
 from autofit.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
-from autofit.search import Finding, untested_counts
+from autofit.search import untested_counts
 from autofit.space import Space
 from autofit.spec import SearchSpec
+from autofit.terms import Finding
 from autofit.trial import Failure, Outcome, Role, TrialRecord
 
 SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)

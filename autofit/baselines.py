@@ -15,7 +15,9 @@ FIRST_GUESS = 32  #: where a hand starts when it knows nothing of memory
 def plain_defaults(effective_batch: int, optim: str) -> TrialConfig:
     """TrainingArguments as they come: batch 8 (or the largest divisor below), fp32, no checkpointing, the default optimizer."""
     size = max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
-    return TrialConfig(per_device_train_batch_size=size, gradient_accumulation_steps=effective_batch // size, optim=optim)
+    return TrialConfig(
+        per_device_train_batch_size=size, gradient_accumulation_steps=effective_batch // size, optim=optim
+    )
 
 
 def hand_recipe_sizes(effective_batch: int) -> tuple[int, ...]:
@@ -60,7 +62,9 @@ def next_hand_recipe(
     above = fitting[-1].per_device_train_batch_size if fitting else 0
     open_sizes = []
     for config in recipes:
-        if _outcome(config, records) in (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.SKIPPED) or too_big(config):
+        if _outcome(config, records) in (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.SKIPPED) or too_big(
+            config
+        ):
             break  # no larger one is worth a trial
         if config.per_device_train_batch_size > above:
             open_sizes.append(config)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from autofit.config import TrialConfig
-from autofit.search import Observer
+from autofit.observer import Observer
 from autofit.trial import Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 from autofit.wording import ROLE_NAMES, format_interval, format_speed, printable, says, wrapped

@@ -132,7 +132,9 @@ class GridOrderSampler(BaseSampler):
     ) -> dict[str, Any]:
         """The first configuration that no trial has; one that failed may be wanted once more."""
         trials = study.get_trials(deepcopy=False)
-        taken = [self._space.config_of(t.params) for t in trials if t.params and t.state is not TrialState.FAIL]
+        taken = [
+            self._space.config_of(t.params) for t in trials if t.params and t.state is not TrialState.FAIL
+        ]
         seen = {config.key() for config in taken if config is not None}
         config = next((c for c in self._space.configs if c.key() not in seen), self._space.configs[0])
         return dict(self._space.params_of(config))

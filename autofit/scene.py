@@ -15,13 +15,13 @@ from autofit.device import Device
 from autofit.errors import NothingFits, UserError, WorkerError
 from autofit.estimation import asking
 from autofit.landscape import Landscape
+from autofit.observer import Observer
 from autofit.prediction import Predictor, capability_of, predictor_for
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
 from autofit.protocol import Kind
 from autofit.replay import ReplayRunner
 from autofit.result import Warning
 from autofit.runner import Runner
-from autofit.search import Observer
 from autofit.space import Capabilities, Space, build_space
 from autofit.spec import SearchSpec, Workload
 from autofit.units import format_bytes

@@ -8,109 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
-from autofit import baselines, playoff
-from autofit.config import Precision, TrialConfig
-from autofit.errors import NothingFits, SearchFailed, UserError
+from autofit import baselines, ending, playoff
+from autofit.config import TrialConfig
+from autofit.errors import UserError
+from autofit.observer import Observer, Silent
 from autofit.predict import MemoryModel, dominates, is_memory_failure
 from autofit.result import by_config, estimates
 from autofit.runner import Runner, TrialRequest
 from autofit.space import Space
 from autofit.study import Proposal, TrialStudy
+from autofit.terms import Finding, Terms
 from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
 CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search gives up confirming
-PLAYOFF_SECONDS = 60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
+PLAYOFF_SECONDS = (
+    60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
+)
 PROPOSAL_SHARE, PLAYOFF_SHARE = 0.7, 0.9  #: of the time budget: what is left is for the parts that follow
 AFTER_SEARCH = frozenset({Role.PLAYOFF, Role.CONFIRMATION})
 RETRIED = frozenset({Reason.CRASH, Reason.UNREADABLE_ANSWER})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What bounds a search.
-
-    Attributes:
-        effective_batch: exact.
-        memory_limit_bytes: enforced in each trial.
-        trials, timeout_seconds, trial_timeout_seconds: budgets; None = none.
-        tolerance: relative speed difference that does not matter.
-        seed: of trials and of draws.
-        native_precisions: of the device, for the hand recipe.
-        default_optim: of the installed TrainingArguments.
-        baselines_outside_space: run a baseline that the user's restrictions excluded (a recorded grid cannot).
-    """
-
-    effective_batch: int
-    memory_limit_bytes: int
-    trials: int | None = None
-    timeout_seconds: float | None = None
-    trial_timeout_seconds: float | None = None
-    tolerance: float = 0.01
-    seed: int = 0
-    native_precisions: tuple[Precision, ...] = (Precision.FP32,)
-    default_optim: str = "adamw_torch_fused"
-    baselines_outside_space: bool = True
-
-
-class Observer(Protocol):
-    """Who watches a search; the command line shows it, the library ignores it."""
-
-    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
-        """A trial begins."""
-        ...
-
-    def trial_ended(self, record: TrialRecord) -> None:
-        """A trial has its record."""
-        ...
-
-    def note(self, message: str) -> None:
-        """Something worth a line."""
-        ...
-
-
-class Silent:
-    """An observer that shows nothing."""
-
-    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
-        """Ignore."""
-
-    def trial_ended(self, record: TrialRecord) -> None:
-        """Ignore."""
-
-    def note(self, message: str) -> None:
-        """Ignore."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What a search ends with, before it is dressed as a result.
-
-    Attributes:
-        winner: the configuration that won.
-        tied: keys of configurations that are not slower beyond the noise.
-        confirmed: whether the winner passed its confirmation.
-        stopped: why the search ended, one sentence.
-        interrupted: whether the user ended it.
-        seconds: wall time.
-        hand_recipe: the largest power of two known to fit; None when none.
-    """
-
-    winner: TrialConfig
-    tied: tuple[TrialConfig, ...]
-    confirmed: bool
-    stopped: str
-    interrupted: bool
-    seconds: float
-    hand_recipe: TrialConfig | None
 
 
 class OutOfBudget(Exception):
@@ -208,7 +131,9 @@ class Search:
         terms = self._terms
         half = baselines.half_precision(terms.native_precisions)
         sizes = baselines.hand_recipe_sizes(terms.effective_batch)
-        return tuple(baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes)
+        return tuple(
+            baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes
+        )
 
     def _run_baseline(self, config: TrialConfig, role: Role) -> None:
         inside = config in self._space
@@ -246,7 +171,11 @@ class Search:
         return [config for config in self._space.configs if self._may_run(config)]
 
     def _may_run(self, config: TrialConfig) -> bool:
-        return self._study.known(config) is None and not self._failed_for_good(config) and self.reason_to_skip(config) is None
+        return (
+            self._study.known(config) is None
+            and not self._failed_for_good(config)
+            and self.reason_to_skip(config) is None
+        )
 
     def _failed_for_good(self, config: TrialConfig) -> bool:
         failures = [r for r in self._records if r.config == config and r.outcome is Outcome.FAILED]
@@ -256,7 +185,9 @@ class Search:
 
     def _answer_without_running(self, proposal: Proposal) -> None:
         config = proposal.config
-        failure = self.reason_to_skip(config) if config is not None and self._study.known(config) is None else None
+        failure = (
+            self.reason_to_skip(config) if config is not None and self._study.known(config) is None else None
+        )
         if config is None or failure is None:
             self._study.drop(proposal)
             return
@@ -277,13 +208,18 @@ class Search:
         except KeyboardInterrupt:
             failure = Failure(reason=Reason.INTERRUPTED, message="interrupted")
             self._study.tell(
-                proposal, TrialRecord(number=0, config=proposal.config, role=role, outcome=Outcome.FAILED, failure=failure)
+                proposal,
+                TrialRecord(
+                    number=0, config=proposal.config, role=role, outcome=Outcome.FAILED, failure=failure
+                ),
             )
             raise
         self._observer.trial_ended(self._study.tell(proposal, record))
         self._after(record)
 
-    def _trial(self, config: TrialConfig, role: Role, why: str | None, *, full_length: bool = False) -> TrialRecord:
+    def _trial(
+        self, config: TrialConfig, role: Role, why: str | None, *, full_length: bool = False
+    ) -> TrialRecord:
         self._observer.trial_started(config, role, why)
         result = self._runner.run(
             TrialRequest(
@@ -322,7 +258,9 @@ class Search:
         if record.interrupted:
             self._check_budget(1.0)
             raise KeyboardInterrupt
-        self._stop_if_all_fail_alike()
+        failed = ending.all_failed(self._records)
+        if len({r.config for r in failed}) >= FAILURES_ALIKE and ending.alike(failed):
+            raise ending.search_failed(failed)
 
     def _playoff(self) -> None:
         """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
@@ -350,7 +288,11 @@ class Search:
             if not estimates(self._candidates):
                 return False
             winner = self._verdict().winner
-            if any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in self._records if r.config == winner):
+            if any(
+                r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED
+                for r in self._records
+                if r.config == winner
+            ):
                 return True
             self._check_budget(1.0)
             record = self._add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
@@ -414,7 +356,11 @@ class Search:
         terms = self._terms
         if self._out_of_time(share):
             raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds or 0.0)} is spent")
-        ran = [r for r in self._records if r.role not in AFTER_SEARCH and r.outcome is not Outcome.SKIPPED and not r.interrupted]
+        ran = [
+            r
+            for r in self._records
+            if r.role not in AFTER_SEARCH and r.outcome is not Outcome.SKIPPED and not r.interrupted
+        ]
         if share == PROPOSAL_SHARE and terms.trials is not None and len(ran) >= terms.trials:
             raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
 
@@ -429,67 +375,38 @@ class Search:
         known = [bound for bound in bounds if bound is not None]
         return min(known) if known else None
 
-    def _stop_if_all_fail_alike(self) -> None:
-        failed = self._all_failed()
-        if len({r.config for r in failed}) >= FAILURES_ALIKE and _alike(failed):
-            self._raise_failed(failed)
-
-    def _all_failed(self) -> list[TrialRecord]:
-        """Every trial that ran to an end of its own, if all of them failed; else none."""
-        ended = [r for r in self._records if r.outcome is not Outcome.SKIPPED and not r.interrupted]
-        return ended if all(r.outcome is Outcome.FAILED for r in ended) else []
-
-    def _raise_failed(self, failed: Sequence[TrialRecord]) -> None:
-        first = failed[0].failure
-        assert first is not None
-        who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
-        who += " alike" if len(failed) > 1 and _alike(failed) else ""
-        hint = "the traceback is the training's own: fix what it says, then search again"
-        if first.reason is Reason.TIMEOUT:
-            hint = "give trials more time with --trial-timeout, or search a smaller model"
-        raise SearchFailed(f"{who}: {first.message}", traceback=first.traceback or first.log_tail or "", hint=hint)
-
     def _give_up(self, interrupted: bool) -> None:
         """Nothing completed: say why."""
         if interrupted:
             raise KeyboardInterrupt
-        failed = self._all_failed()
+        failed = ending.all_failed(self._records)
         if failed:
-            self._raise_failed(failed)
+            raise ending.search_failed(failed)
         left = len(self._open())
         if left:
             raise UserError(
                 f"{self._stopped}, and no trial has completed; {left} configurations were not tried",
                 hint="give it more --trials or --timeout, or smaller batches with --batch-size",
             )
-        raise NothingFits(
-            f"no configuration fits into {format_bytes(self._terms.memory_limit_bytes)} at effective batch {self._terms.effective_batch}",
-            shortfall_bytes=self._shortfall(),
-            hint="what helps: a shorter --seq-len, --checkpointing both, adafactor or an 8-bit optimizer, or a smaller model",
+        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._predicted_bytes(c)) is not None]
+        terms = self._terms
+        raise ending.nothing_fits(
+            self._records,
+            effective_batch=terms.effective_batch,
+            limit_bytes=terms.memory_limit_bytes,
+            predicted_bytes=predicted,
         )
 
-    def _shortfall(self) -> int | None:
-        """The smallest number of bytes that are known or predicted to be missing."""
-        limit = self._terms.memory_limit_bytes
-        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._predicted_bytes(c)) is not None]
-        if predicted:
-            return max(1, min(predicted) - limit)
-        asked = [r.failure.requested_bytes for r in self._records if r.failure is not None and r.failure.requested_bytes]
-        return min(asked) if asked else None
 
-
-def _alike(records: Sequence[TrialRecord]) -> bool:
-    return len({signature(r.failure) for r in records if r.failure is not None}) == 1
-
-
-def signature(failure: Failure) -> tuple[str, str]:
-    """What makes two failures alike: the reason and the message without its numbers."""
-    return failure.reason.value, re.sub(r"\d+", "#", failure.message)
-
-
-def untested_counts(space: Space, records: Sequence[TrialRecord], reason: Callable[[TrialConfig], Failure | None]) -> dict[str, int]:
+def untested_counts(
+    space: Space, records: Sequence[TrialRecord], reason: Callable[[TrialConfig], Failure | None]
+) -> dict[str, int]:
     """Reason -> how many configurations of the space have no run, for the report."""
-    ran = {key for key, group in by_config(records).items() if any(r.outcome is not Outcome.SKIPPED for r in group)}
+    ran = {
+        key
+        for key, group in by_config(records).items()
+        if any(r.outcome is not Outcome.SKIPPED for r in group)
+    }
     counts: dict[str, int] = {}
     for config in space.configs:
         if config.key() not in ran:
@@ -497,5 +414,3 @@ def untested_counts(space: Space, records: Sequence[TrialRecord], reason: Callab
             name = failure.reason.value if failure is not None else "not_promising"
             counts[name] = counts.get(name, 0) + 1
     return counts
-
-

@@ -13,10 +13,12 @@ from autofit.config import parse_precisions
 from autofit.errors import UserError
 from autofit.files import check_writable
 from autofit.landscape import Landscape
+from autofit.observer import Observer, Silent
 from autofit.result import TuneResult, Warning
 from autofit.scene import Scene, identity, memory_limit, real_scene, replayed_scene
-from autofit.search import Observer, Search, Silent, Terms
+from autofit.search import Search
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.terms import Terms
 from autofit.units import parse_duration, parse_size
 
 SAMPLERS = ("auto", "tpe", "random", "grid")

@@ -13,13 +13,15 @@ import optuna
 from autofit.config import TrialConfig
 from autofit.journal import open_study
 from autofit.landscape import Landscape
+from autofit.observer import Observer
 from autofit.predict import MemoryForecast, MemoryModel
 from autofit.replay import ReplayRunner
 from autofit.runner import TrialRequest, TrialResult
 from autofit.sampler import make_sampler
-from autofit.search import Finding, Observer, Search, Terms
+from autofit.search import Search
 from autofit.space import Space
 from autofit.study import TrialStudy
+from autofit.terms import Finding, Terms
 from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 
 SAMPLERS = ("auto", "tpe", "random", "grid")

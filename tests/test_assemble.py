@@ -12,9 +12,9 @@ import pytest
 from autofit.assemble import assemble
 from autofit.config import Precision, TrialConfig
 from autofit.result import TuneResult, Warning, estimates
-from autofit.search import Finding
 from autofit.space import Capabilities, Space, build_space
 from autofit.spec import SearchSpec, Workload
+from autofit.terms import Finding
 from autofit.trial import Failure, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import ARGUMENT_DEFAULTS, GPU, make_config, make_record

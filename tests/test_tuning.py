@@ -73,13 +73,14 @@ def check(result: TuneResult, tmp_path: Path) -> None:
 def test_a_model_may_be_given_as(kind: str, tmp_path: Path) -> None:
     TINY.save_pretrained(tmp_path / "model")
     rows: dict[str, Any] = {"train_dataset": training.Rows()}
-    model, more = {
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "name": ("bert-tiny", {"seq_len": 16}),
         "directory": (tmp_path / "model", {"seq_len": 16, "task": "sequence-classification"}),
         "config": (TINY, {"seq_len": 16, "task": "causal-lm"}),
         "module": (training.Straight(), rows),
         "class": (training.Straight, rows),
-    }[kind]
+    }
+    model, more = cases[kind]
     result = tune(model, **ONE, **more)
     check(result, tmp_path)
     assert len([r for r in result.trials if r.role is Role.DEFAULTS]) == 1
@@ -93,7 +94,7 @@ def global_state() -> dict[str, Any]:
     """What a library call must not change."""
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": np.random.get_state()[1].tobytes(),  # type: ignore[union-attr]
+        "numpy": np.random.get_state(legacy=False)["state"]["key"].tobytes(),
         "random": random.getstate(),
         "threads of torch": (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()),
         "environment": dict(os.environ),

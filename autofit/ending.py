@@ -1,0 +1,68 @@
+"""Why a search ends without an answer: every trial failed, or nothing fits. Pure; decided from records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from autofit.errors import NothingFits, SearchFailed
+from autofit.trial import Failure, Outcome, Reason, TrialRecord
+from autofit.units import format_bytes
+
+
+def all_failed(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Every trial that ran to an end of its own, if all of them failed; else none."""
+    ended = [r for r in records if r.outcome is not Outcome.SKIPPED and not r.interrupted]
+    return ended if all(r.outcome is Outcome.FAILED for r in ended) else []
+
+
+def alike(records: Sequence[TrialRecord]) -> bool:
+    """Whether all of them failed in the same way."""
+    return len({signature(r.failure) for r in records if r.failure is not None}) == 1
+
+
+def signature(failure: Failure) -> tuple[str, str]:
+    """What makes two failures alike: the reason and the message without its numbers."""
+    return failure.reason.value, re.sub(r"\d+", "#", failure.message)
+
+
+def search_failed(failed: Sequence[TrialRecord]) -> SearchFailed:
+    """The error for trials (at least one) that all failed; it keeps the traceback of the first."""
+    first = failed[0].failure
+    assert first is not None
+    who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
+    who += " alike" if len(failed) > 1 and alike(failed) else ""
+    hint = "the traceback is the training's own: fix what it says, then search again"
+    if first.reason is Reason.TIMEOUT:
+        hint = "give trials more time with --trial-timeout, or search a smaller model"
+    traceback = first.traceback or first.log_tail or ""
+    return SearchFailed(f"{who}: {first.message}", traceback=traceback, hint=hint)
+
+
+def nothing_fits(
+    records: Sequence[TrialRecord], *, effective_batch: int, limit_bytes: int, predicted_bytes: Sequence[int]
+) -> NothingFits:
+    """The error for a limit that nothing fits.
+
+    Args:
+        records: all trials.
+        effective_batch, limit_bytes: for the message.
+        predicted_bytes: of the configurations that have a prediction.
+    """
+    return NothingFits(
+        f"no configuration fits into {format_bytes(limit_bytes)} at effective batch {effective_batch}",
+        shortfall_bytes=shortfall(records, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes),
+        hint="what helps: a shorter --seq-len, --checkpointing both, adafactor or an 8-bit optimizer, or a smaller model",
+    )
+
+
+def shortfall(
+    records: Sequence[TrialRecord], *, limit_bytes: int, predicted_bytes: Sequence[int]
+) -> int | None:
+    """The smallest number of bytes that are known or predicted to be missing; None when unknown."""
+    if predicted_bytes:
+        return max(1, min(predicted_bytes) - limit_bytes)
+    asked = [
+        r.failure.requested_bytes for r in records if r.failure is not None and r.failure.requested_bytes
+    ]
+    return min(asked) if asked else None

@@ -1,0 +1,37 @@
+"""Who watches a search."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from autofit.config import TrialConfig
+from autofit.trial import Role, TrialRecord
+
+
+class Observer(Protocol):
+    """Who watches a search; the command line shows it, the library ignores it."""
+
+    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
+        """A trial begins."""
+        ...
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        """A trial has its record."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something worth a line."""
+        ...
+
+
+class Silent:
+    """An observer that shows nothing."""
+
+    def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
+        """Ignore."""
+
+    def trial_ended(self, record: TrialRecord) -> None:
+        """Ignore."""
+
+    def note(self, message: str) -> None:
+        """Ignore."""
