@@ -1,0 +1,72 @@
+"""What is said when a search has no answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autofit.ending import all_failed, alike, nothing_fits, search_failed, shortfall, signature
+from autofit.trial import Failure, Reason, TrialRecord
+from autofit.units import GIB, MIB
+from tests.builders import make_config, make_record
+
+ONE, TWO = make_config(8), make_config(16)
+
+
+def missing(number: int, requested_bytes: int | None) -> TrialRecord:
+    record = make_record(number, ONE, reason=Reason.OUT_OF_MEMORY)
+    assert record.failure is not None
+    return replace(record, failure=replace(record.failure, requested_bytes=requested_bytes))
+
+
+def test_messages_that_differ_in_their_numbers_only_are_alike() -> None:
+    first, second = (
+        make_record(n, ONE, reason=Reason.ERROR, message=f"index {n} of 30522 is bad") for n in (1, 2)
+    )
+    assert alike([first, second])
+    assert not alike([first, make_record(3, TWO, reason=Reason.ERROR, message="no such column")])
+    assert not alike([first, make_record(3, TWO, reason=Reason.CRASH, message="index 1 of 30522 is bad")])
+    assert signature(Failure(reason=Reason.CRASH, message="7")) == ("crash", "#")
+
+
+def test_trials_that_were_skipped_or_interrupted_are_no_failures() -> None:
+    error = make_record(0, ONE, reason=Reason.ERROR)
+    others = [make_record(1, TWO, reason=Reason.DOMINATED), make_record(2, TWO, reason=Reason.INTERRUPTED)]
+    assert all_failed([error, *others]) == [error]
+    assert all_failed(others) == []
+    assert all_failed([error, make_record(3, TWO, 10.0)]) == []
+    assert all_failed([error, make_record(3, TWO, reason=Reason.OUT_OF_MEMORY)]) == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (["boom"], "the only trial failed: boom"),
+        (["boom 1", "boom 2"], "all 2 trials failed alike: boom 1"),
+        (["boom", "bang"], "all 2 trials failed: boom"),
+    ],
+)
+def test_a_search_that_failed_says_how_many_and_the_first(messages: list[str], says: str) -> None:
+    records = [make_record(n, ONE, reason=Reason.ERROR, message=text) for n, text in enumerate(messages)]
+    assert str(search_failed(records)) == says
+
+
+def test_a_time_out_has_another_remedy_than_a_traceback() -> None:
+    error = search_failed([make_record(0, ONE, reason=Reason.TIMEOUT)])
+    assert error.hint is not None
+    assert "--trial-timeout" in error.hint
+    assert error.traceback == ""
+
+
+def test_the_shortfall_is_the_smallest_that_is_predicted_else_the_smallest_that_was_seen() -> None:
+    records = [missing(0, 300 * MIB), missing(1, 200 * MIB), missing(2, None)]
+    assert shortfall(records, limit_bytes=GIB, predicted_bytes=[3 * GIB, 2 * GIB]) == GIB
+    assert shortfall(records, limit_bytes=GIB, predicted_bytes=[GIB // 2]) == 1, (
+        "it did not fit, whatever was predicted"
+    )
+    assert shortfall(records, limit_bytes=GIB, predicted_bytes=[]) == 200 * MIB
+    assert shortfall([missing(0, None)], limit_bytes=GIB, predicted_bytes=[]) is None
+    error = nothing_fits(records, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert str(error) == "no configuration fits into 1.0 GiB at effective batch 64"
+    assert error.shortfall_bytes == 200 * MIB
