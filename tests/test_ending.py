@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autofit.ending import all_failed, alike, nothing_fits, search_failed, shortfall, signature
+from autofit.ending import alike, all_failed, nothing_fits, search_failed, shortfall, signature
 from autofit.trial import Failure, Reason, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
