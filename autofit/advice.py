@@ -19,7 +19,7 @@ DRAWS = 384
 LEVEL = 0.95
 CONTENDERS = 5
 #: Completed trials after which the tolerance doubles with each further one: they find less than they cost.
-PATIENCE = 12
+PATIENCE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
