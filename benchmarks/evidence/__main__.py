@@ -125,7 +125,7 @@ def record(options: argparse.Namespace) -> int:
     stopped: str | None = None
     try:
         with stoppable():
-            folder.check(bench.identity())
+            folder.check(_identity(bench))
             folder.begin(shown_command(options, minutes), minutes)
             for position, name in enumerate(chosen):
                 left = minutes * 60 - watch.seconds
@@ -138,6 +138,13 @@ def record(options: argparse.Namespace) -> int:
         bench.reset()
     print(table(rows, chosen, watch.seconds))
     return 143 if stopped else int(any(row.note.startswith("broke") for row in rows))
+
+
+def _identity(bench: Bench) -> dict[str, object]:
+    try:
+        return bench.identity()
+    except UserError as error:
+        raise UserError(error.message, hint="--dry-run goes through every stage on the CPU") from None
 
 
 def shown_command(options: argparse.Namespace, minutes: float) -> str:

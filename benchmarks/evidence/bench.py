@@ -54,6 +54,11 @@ class Bench:
         return self.device != "cpu"
 
     @property
+    def least_seconds(self) -> float:
+        """What a trial takes at least: with less than this left, none is begun."""
+        return 6.0 if self.on_cuda else 2.0
+
+    @property
     def runner(self) -> ProcessRunner:
         """One fork server for all trials of all models; started when it is first needed."""
         if self._runner is None:

@@ -48,7 +48,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         "start spawned": _spawned,
     }
     for key, part in parts.items():
-        if not sheet.settled(key) and box.holds(2.0):
+        if not sheet.settled(key) and box.holds(bench.least_seconds):
             part(bench, sheet, box)
 
 
@@ -135,7 +135,7 @@ def _trials(bench: Bench, sheet: Sheet, box: Box) -> None:
     case = bench.plan.limits[0]
     rows = []
     for _ in range(bench.plan.startups):
-        if not box.holds(2.0):
+        if not box.holds(bench.least_seconds):
             break
         result = bench.trial(case.workload, case.config, box, optimizer_steps=2)
         if result.measurement is None:

@@ -47,7 +47,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         key = config.label()
         if sheet.settled(key):
             continue
-        if not box.holds(2.0):
+        if not box.holds(bench.least_seconds):
             return
         reason = bench.problem(workload, config)
         if reason is not None:

@@ -54,7 +54,7 @@ def _trials(bench: Bench, sheet: Sheet, box: Box) -> None:
         key = f"trial {case.key}"
         if sheet.settled(key):
             continue
-        if not box.holds(2.0):
+        if not box.holds(bench.least_seconds):
             return
         reason = bench.problem(case.workload, case.config)
         if reason is not None:

@@ -62,7 +62,7 @@ def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
     fits, exceeds = bench.plan.limits
     limit = bench.plan.limit_bytes + bench.machine.context_bytes
     for key, case in ((FITS, fits), (EXCEEDS, exceeds), (AFTERWARDS, fits)):
-        if not sheet.settled(key) and box.holds(2.0):
+        if not sheet.settled(key) and box.holds(bench.least_seconds):
             result = bench.trial(
                 case.workload, case.config, box, memory_limit_bytes=limit, window_seconds=0.1
             )

@@ -96,14 +96,14 @@ def test_a_run_that_is_killed_goes_on_through_every_stage_to_a_report(tmp_path: 
         )
     _check_figures(out)
 
-    done = subprocess.run(
+    summary = subprocess.run(
         [sys.executable, "-m", "benchmarks.evidence", "--summarise", str(out)],
         cwd=ROOT,
         text=True,
         capture_output=True,
         check=True,
     )
-    written = [Path(line) for line in done.stdout.splitlines()]
+    written = [Path(line) for line in summary.stdout.splitlines()]
     assert all(path.is_relative_to(out / "report") for path in written), "a dry run publishes nothing"
     assert len([path for path in written if path.suffix == ".png"]) == 6
     check_dry(written[0].read_text())

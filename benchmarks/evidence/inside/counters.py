@@ -33,6 +33,16 @@ def driver_used_bytes() -> int | None:
     return int(text[0]) * MIB if text and text[0].strip().isdigit() else None
 
 
+def reserved_share() -> float | None:
+    """Peak reserved bytes relative to the card's memory, as a worker reports it with an exception; None before CUDA is up."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    total = torch.cuda.get_device_properties(0).total_memory
+    return float(torch.cuda.max_memory_reserved() / total) if total else None
+
+
 def counters(used_before: int | None = None) -> dict[str, Any]:
     """The caching allocator's and the driver's counters now; empty where CUDA is not up.
 

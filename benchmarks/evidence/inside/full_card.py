@@ -19,7 +19,7 @@ from autofit.failure import describe_exception
 from autofit.units import MIB
 from benchmarks.evidence.inside.attempt import in_child, judged, raised_by
 from benchmarks.evidence.inside.context import steps
-from benchmarks.evidence.inside.counters import counters
+from benchmarks.evidence.inside.counters import counters, reserved_share
 from benchmarks.evidence.inside.line import Report, serve
 
 PIECES = (1024 * MIB, 64 * MIB, 2 * MIB)  #: taken in this order until the room is left
@@ -76,8 +76,8 @@ def _try_out(room: int, held: str, device: str, report: Report) -> None:
     for name, act in steps(kind).items():
         error = raised_by(act)
         if error is not None:
-            described = describe_exception(error)
-            finding = judged(described, limit_set=False, device=device)
+            described = describe_exception(error, reserved_fraction=reserved_share())
+            finding = judged(described, limit_set=True, device=device)
             report(room_bytes=room, held=held, failed_at=name, **finding)
             return
     report(room_bytes=room, held=held, failed_at=None, after=counters())
