@@ -154,6 +154,10 @@ def fidelity(reading: Reading) -> list[str]:
         ),
         rows,
     )
+    return [*lines, *_confirmed(reading)]
+
+
+def _confirmed(reading: Reading) -> list[str]:
     confirmed = [
         (
             key,
@@ -166,9 +170,9 @@ def fidelity(reading: Reading) -> list[str]:
         )
         for key, row in reading.rows("fidelity", "confirm ").items()
     ]
-    lines += ["### Winners, confirmed at full length", ""]
     return [
-        *lines,
+        "### Winners, confirmed at full length",
+        "",
         *reading.table(
             (
                 "search",
