@@ -1,7 +1,7 @@
 """Judge what a child process reported: out of memory, suspected of it, unsupported, or a bug.
 
-Three questions in this order: the exception's type, the wording of its message (the table `ROWS`, one row per wording with the place where it was
-read), and the exit status of a child that said nothing. A wording that other causes share is out of memory only when something else says that memory
+Three questions in this order: the exception's type, the wording of its message (the table `failure_wordings.ROWS`, one row per wording with the place where it
+was read), and the exit status of a child that said nothing. A wording that other causes share is out of memory only when something else says that memory
 was short; what nothing speaks for stays an error with its traceback. Texts that users write themselves (a missing key, a file name) are never read as
 wordings. Not covered: which rank of several was the first to fail; out of memory in any of them decides, and that is the caller's to combine.
 """
@@ -13,81 +13,21 @@ import errno
 import math
 import re
 import signal
-import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-from autofit.errors import UserError
+from autofit.exception_report import MAX_MESSAGE, clip
+from autofit.exception_report import ExceptionLink as ExceptionLink
+from autofit.exception_report import ExceptionReport as ExceptionReport
+from autofit.exception_report import describe_exception as describe_exception
+from autofit.failure_wordings import ROWS, Needs, On, Verdict
 from autofit.measurement import Measurement
 from autofit.trial import Failure, Reason
 from autofit.units import MIB
 
-MAX_LINKS = 8  #: exceptions of one chain that are sent
-MAX_MESSAGE = 2000  #: characters of one message
-MAX_TRACEBACK = 64_000  #: characters of the traceback; its middle is left out beyond that
 FULL_FRACTION = 0.9  #: of the limit reserved: the device counts as full
 LOW_FREE_BYTES = 256 * MIB  #: less than a cuBLAS handle with its workspace and a small tensor need
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExceptionLink:
-    """One exception of a chain.
-
-    Attributes:
-        types: qualified names of its class and all base classes, most derived first.
-        message: `str(error)`.
-        errno: of an OSError, else None.
-    """
-
-    types: tuple[str, ...]
-    message: str
-    errno: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExceptionReport:
-    """An exception as the child sends it.
-
-    Attributes:
-        links: the exception itself, then what it was raised from or while handling.
-        traceback: as Python prints it.
-        phase: where it happened; None when the child says so elsewhere.
-        reserved_fraction: of the memory limit that the child's allocator held at that moment; None when it has no such counter.
-    """
-
-    links: tuple[ExceptionLink, ...]
-    traceback: str = ""
-    phase: str | None = None
-    reserved_fraction: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields, as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ExceptionReport:
-        """Inverse of `to_json`.
-
-        Raises:
-            UserError: not an exception report.
-        """
-        try:
-            links = tuple(
-                ExceptionLink(
-                    types=tuple(map(str, link["types"])), message=str(link["message"]), errno=link["errno"]
-                )
-                for link in data["links"]
-            )
-            return cls(
-                links=links,
-                traceback=str(data["traceback"]),
-                phase=data["phase"],
-                reserved_fraction=data.get("reserved_fraction"),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"not an exception report: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,98 +83,6 @@ class Evidence:
 _KERNEL_ASSERTION = re.compile(r"device-side assert|Assertion `[^`\n]*` failed")
 
 
-class Needs(StrEnum):
-    """What has to be added to a wording before its verdict stands."""
-
-    NOTHING = "nothing"
-    RLIMIT = "rlimit"  #: the whole process was limited: with small headroom any call fails, so counters need not show it
-    SHORTAGE = "shortage"  #: `Evidence.memory_was_short`
-
-
-class Verdict(NamedTuple):
-    """`reason` where `needs` is met, else `otherwise`."""
-
-    reason: Reason
-    needs: Needs = Needs.NOTHING
-    otherwise: Reason = Reason.ERROR
-
-
-OOM = Verdict(Reason.OUT_OF_MEMORY)
-OOM_UNDER_RLIMIT = Verdict(Reason.OUT_OF_MEMORY, Needs.RLIMIT)
-SUSPECT = Verdict(Reason.SUSPECTED_OUT_OF_MEMORY, Needs.SHORTAGE)
-SUSPECT_ELSE_UNSUPPORTED = Verdict(Reason.SUSPECTED_OUT_OF_MEMORY, Needs.SHORTAGE, Reason.UNSUPPORTED)
-UNSUPPORTED = Verdict(Reason.UNSUPPORTED)
-ERROR = Verdict(Reason.ERROR)
-INTERRUPTED = Verdict(Reason.INTERRUPTED)
-
-
-class On(StrEnum):
-    """What a row's pattern is compared with."""
-
-    TYPE = "type"  #: the whole qualified name of any class of the exception's MRO
-    MESSAGE = "message"  #: anywhere in the message
-    LOG = "log"  #: anywhere in the output of a child that died
-
-
-class Row(NamedTuple):
-    """One line of the table; `source` is where the wording was read."""
-
-    on: On
-    pattern: str
-    verdict: Verdict
-    source: str
-
-
-# The first matching row decides for one exception, so what only looks like out of memory stands above what is.
-# fmt: off
-ROWS: tuple[Row, ...] = (
-    Row(On.TYPE, r"torch\.(cuda\.)?OutOfMemoryError", OOM, "torch/csrc/Exceptions.cpp; CUDA, HIP and XPU allocators"),
-    Row(On.TYPE, r"builtins\.MemoryError", OOM, "Python; numpy's _ArrayMemoryError derives from it; std::bad_alloc through pybind11"),
-    Row(On.TYPE, r"builtins\.KeyboardInterrupt", INTERRUPTED, "Python"),
-    Row(On.TYPE, r"triton\.runtime\.\w+\.OutOfResources", UNSUPPORTED, "triton/runtime/errors.py: a tile too big for the chip, not a batch for the card"),
-
-    Row(On.MESSAGE, r"out of resources?: (shared|tensor) memory|out of resource: (registers|threads)", UNSUPPORTED, "triton/runtime/errors.py"),
-    Row(On.MESSAGE, r"\bINT_MAX\b|32.?bit.?index|integer multiplication overflow|storage size (calculation )?overflowed", UNSUPPORTED, "ATen: more elements than the kernel's index counts"),
-    Row(On.MESSAGE, r"invalid configuration argument|no kernel image is available|not implemented for '(Half|BFloat16|Float8\w*)'", UNSUPPORTED, "CUDA launch limits and architectures; ATen/Dispatch.h"),
-    Row(On.MESSAGE, r"memory in static TLS block", ERROR, "glibc elf/dl-reloc.c: order of imports, no lack of memory"),
-    Row(On.MESSAGE, r"device-side assert triggered", ERROR, "CUDA error 710: an index out of range"),
-    Row(On.MESSAGE, r"illegal memory access|unspecified launch failure", SUSPECT, "CUDA errors 700, 719: a kernel's bug, or an unchecked allocation in an extension"),
-
-    Row(On.MESSAGE, r"(?<![\w/'\"])(CUDA|HIP|XPU|NPU|MLU|MUSA) out of memory\b(?![\w'\"/]|\.\w)", OOM, "c10/cuda/CUDACachingAllocator.cpp and its HIP and XPU twins"),
-    Row(On.MESSAGE, r"\b(CUDA|HIP|XPU)( driver)? error: out of memory\b|Triton Error \[\w+\]: out of memory", OOM, "c10/cuda/CUDAException.cpp, driver_api.h (expandable segments), pinned host allocator; triton driver.c"),
-    Row(On.MESSAGE, r"\b(cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY)\b|cuda runtime error \(2\)", OOM, "names of the codes; torch before 1.8"),
-    Row(On.MESSAGE, r"MPS backend out of memory|Invalid buffer size: [\d.]+ [KMGT]?i?B", OOM, "aten/src/ATen/mps/MPSAllocator.mm"),
-    Row(On.MESSAGE, r"UR_RESULT_ERROR_OUT_OF_(DEVICE|HOST)_MEMORY|MODULE:PT_DEVMEM Allocation failed", OOM, "oneAPI unified runtime; accelerate/utils/memory.py (HPU)"),
-    Row(On.MESSAGE, r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", OOM, "aten/src/ATen/cuda/Exceptions.h, TORCH_CUDABLAS_CHECK"),
-    Row(On.MESSAGE, r"CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED)|miopenStatusAllocFailed", OOM, "AT_CUDNN_CHECK; cuDNN 9 status names; MIOpen"),
-    Row(On.MESSAGE, r"(CU|HIP)(SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|resource allocation failed when calling `cusparse", OOM, "TORCH_CUSOLVER_CHECK, TORCH_CUDASPARSE_CHECK, CUFFT_CHECK"),
-    Row(On.MESSAGE, r"Cuda failure (\d+ )?'out of memory'|Failed to CUDA (host )?[cm]alloc", OOM, "NCCL src/include/checks.h, alloc.h, through ncclGetLastError"),
-    Row(On.MESSAGE, r"Default\w*CPUAllocator: (can't allocate|not enough) memory|C10 Out of Memory\. Trying to allocate", OOM, "c10/core/impl/alloc_cpu.cpp (Linux, Windows), CPUAllocator.cpp"),
-    Row(On.MESSAGE, r"\bstd::bad_alloc\b", OOM, "libstdc++"),
-    Row(On.MESSAGE, r"(^|[>:\]] )Cannot allocate memory\b|unable to mmap memory: you tried to mmap", OOM, "strerror(ENOMEM); aten/src/ATen/MapAllocator.cpp; dlopen"),
-    Row(On.MESSAGE, r"Unable to allocate [\d.]+ [KMGTP]?i?B for an array with shape", OOM, "numpy/_core/_exceptions.py, re-raised by another name"),
-
-    Row(On.MESSAGE, r"could not (create|execute) a primitive(?! descriptor)|could not create a memory object", OOM_UNDER_RLIMIT, "oneDNN: 9 of 291 failures under RLIMIT_AS; without a limit an unsupported shape"),
-    Row(On.MESSAGE, r"can't start new thread", OOM_UNDER_RLIMIT, "CPython: no room for a stack; without a limit too many processes"),
-    Row(On.MESSAGE, r"error return without exception set|returned NULL without setting an exception", OOM_UNDER_RLIMIT, "CPython: C code that failed to allocate and did not say so; 5 of 51 failures under RLIMIT_AS"),
-    Row(On.MESSAGE, r"could not create a primitive descriptor", SUSPECT_ELSE_UNSUPPORTED, "oneDNN: no implementation for this dtype on this CPU"),
-    Row(On.MESSAGE, r"unable to mmap \d+ bytes", SUSPECT, "MapAllocator.cpp with another errno"),
-    Row(On.MESSAGE, r"CUBLAS_STATUS_(NOT_INITIALIZED|EXECUTION_FAILED|INTERNAL_ERROR)", SUSPECT, "no room for the handle; also the first call after a failed kernel assertion"),
-    Row(On.MESSAGE, r"CUDNN_STATUS_NOT_SUPPORTED|unable to find an engine to execute this|find a valid cuDNN algorithm", SUSPECT_ELSE_UNSUPPORTED, "AT_CUDNN_CHECK, Conv_v8.cpp, Conv_v7.cpp: no algorithm, or none whose workspace fits"),
-    Row(On.MESSAGE, r"CUDNN_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR|EXECUTION_FAILED)|CUSOLVER_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)", SUSPECT, "handles and workspaces that could not be made"),
-    Row(On.MESSAGE, r"NVML_SUCCESS == .* INTERNAL ASSERT FAILED", SUSPECT, "CUDACachingAllocator.cpp asks NVML only while it reports out of memory; NVML may also be broken"),
-    Row(On.MESSAGE, r"ncclUnhandledCudaError|UR_RESULT_ERROR_OUT_OF_RESOURCES", SUSPECT, "NCCLUtils.cpp without NCCL's last error; oneAPI"),
-    Row(On.MESSAGE, r"DataLoader worker \(pid.*\) (is killed by signal: Killed|exited unexpectedly)", SUSPECT, "torch/utils/data/_utils/signal_handling.py, dataloader.py"),
-
-    Row(On.LOG, r"cannot allocate memory for thread-local data: ABORT", OOM, "glibc elf/dl-tls.c, exit 127"),
-    Row(On.LOG, r"terminate called after throwing an instance of '(std::bad_alloc|c10::OutOfMemoryError)'", OOM, "libstdc++ terminate handler, SIGABRT"),
-    Row(On.LOG, r"failed to map segment from shared object: Cannot allocate memory|failed to register TLS destructor: out of memory", OOM, "glibc elf/dl-load.c, stdlib/cxa_thread_atexit_impl.c"),
-    Row(On.LOG, r"libgomp: Out of memory allocating \d+ bytes|OpenBLAS error: Memory allocation still failed", OOM, "libgomp, OpenBLAS: exit 1"),
-    Row(On.LOG, r"(?m)^Error out of memory at line \d+ in file ", OOM, "bitsandbytes csrc: CUDA_CHECK_RETURN, exit 1"),
-    Row(On.LOG, r"libgomp: Thread creation failed|pthread_create failed for thread", OOM_UNDER_RLIMIT, "libgomp, OpenBLAS: no room for a stack"),
-)
-# fmt: on
-
 #: The messages of these say what a user's program looked for, so no wording is sought in them.
 _USER_TEXT = frozenset(
     f"builtins.{name}"
@@ -261,39 +109,6 @@ _REQUESTED = re.compile(
     r" ([\d.]+) ?(bytes|B|[KMGTP]i?B)\b",
     re.IGNORECASE,
 )
-
-
-def describe_exception(
-    error: BaseException, *, phase: str | None = None, reserved_fraction: float | None = None
-) -> ExceptionReport:
-    """Describe `error` and its chain by names and texts only, so that it can leave the process. Runs in the child.
-
-    Args:
-        phase: where it happened.
-        reserved_fraction: of the memory limit that the allocator holds, where it is known.
-    """
-    links: list[ExceptionLink] = []
-    queue, seen = [error], set()
-    while queue and len(links) < MAX_LINKS:
-        current = queue.pop(0)
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        links.append(_link(current))
-        queue += [e for e in (current.__cause__, current.__context__) if e is not None]
-        if isinstance(current, BaseExceptionGroup):
-            queue += current.exceptions
-    try:
-        text = "".join(traceback.format_exception(error))
-    except MemoryError:  # the very case this is for: the frames hold the tensors
-        traceback.clear_frames(error.__traceback__)
-        text = "the traceback is lost: no memory was left to format it"
-    return ExceptionReport(
-        links=tuple(links),
-        traceback=_clip(text, MAX_TRACEBACK),
-        phase=phase,
-        reserved_fraction=reserved_fraction,
-    )
 
 
 def classify_exception(report: ExceptionReport, evidence: Evidence) -> Failure:
@@ -378,18 +193,6 @@ def requested_bytes(text: str) -> int | None:
     return int(float(match[1].rstrip(".")) * 1024**power)
 
 
-def _link(error: BaseException) -> ExceptionLink:
-    try:
-        message = str(error)
-    except Exception as broken:  # a user's __str__ may do anything, and the report must leave the child
-        message = f"<{type(broken).__name__} while reading the message>"
-    number = error.errno if isinstance(error, OSError) else None
-    types = tuple(f"{t.__module__}.{t.__qualname__}" for t in type(error).__mro__ if t is not object)
-    return ExceptionLink(
-        types=types, message=_clip(message, MAX_MESSAGE), errno=number if isinstance(number, int) else None
-    )
-
-
 def _judge(link: ExceptionLink, evidence: Evidence, short: bool) -> Reason:
     if link.errno == errno.ENOMEM:
         return Reason.OUT_OF_MEMORY
@@ -455,7 +258,7 @@ def _last_words(log: str) -> ExceptionLink | None:
     """The exception that ended the process, as Python or the C++ runtime printed it at the end of the log."""
     what = re.findall(r"(?m)^  what\(\):  (.*)$", log)
     if what:
-        return ExceptionLink(types=("terminate",), message=_clip(what[-1], MAX_MESSAGE))
+        return ExceptionLink(types=("terminate",), message=clip(what[-1], MAX_MESSAGE))
     _, found, rest = log.rpartition("Traceback (most recent call last):")
     match = re.search(r"(?m)^([A-Za-z_][\w.]*)(?:: (.*(?:\n.+){0,4}))?$", rest) if found else None
     if match is None:
@@ -468,7 +271,7 @@ def _last_words(log: str) -> ExceptionLink | None:
     number = re.match(r"\[Errno (\d+)\]", match[2] or "")
     return ExceptionLink(
         types=types,
-        message=_clip((match[2] or "").strip(), MAX_MESSAGE),
+        message=clip((match[2] or "").strip(), MAX_MESSAGE),
         errno=int(number[1]) if number else None,
     )
 
@@ -489,11 +292,3 @@ def _line_around(text: str, position: int) -> str:
 def _one_line(text: str, limit: int = 200) -> str:
     line = text.strip().partition("\n")[0].rstrip()
     return line if len(line) <= limit else line[: limit - 3] + "..."
-
-
-def _clip(text: str, limit: int) -> str:
-    """`text`, its middle left out beyond `limit` characters: head and tail of a message carry what it says."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit // 3, limit - limit // 3 - 60
-    return f"{text[:head]}\n... {len(text) - head - tail} characters left out ...\n{text[-tail:]}"

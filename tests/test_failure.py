@@ -16,21 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.errors import UserError
-from autofit.failure import (
+from autofit.exception_report import (
     MAX_LINKS,
     MAX_MESSAGE,
     MAX_TRACEBACK,
-    ROWS,
-    Evidence,
     ExceptionLink,
     ExceptionReport,
-    On,
-    classify_exception,
-    classify_exit,
     describe_exception,
-    requested_bytes,
-    unsound,
 )
+from autofit.failure import Evidence, classify_exception, classify_exit, requested_bytes, unsound
+from autofit.failure_wordings import ROWS, On
 from autofit.measurement import Measurement, Memory
 from autofit.trial import Failure, Reason
 
