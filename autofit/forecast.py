@@ -28,6 +28,7 @@ class TracedForecast:
         context_bytes: what the device loses before the first tensor.
         limit_bytes: what a run may use of the device, context included.
         roof: the card's peaks; None = no time is predicted.
+        releases: whether the allocator gives back what it can when short of memory; a replayed landscape knows its recorded peaks only.
     """
 
     setting: Setting
@@ -35,6 +36,7 @@ class TracedForecast:
     context_bytes: int
     limit_bytes: int
     roof: Roof | None = None
+    releases: bool = True
     _known: dict[str, MemoryForecast | None] = field(default_factory=dict, repr=False, compare=False)
 
     def needed(self, config: TrialConfig) -> MemoryForecast | None:
@@ -65,11 +67,12 @@ class TracedForecast:
         room = self.limit_bytes - self.context_bytes
         peaks = law.predict(batch)
         likely = peaks.peak_reserved_bytes
-        if likely > room:
+        if likely > room and self.releases:
             # Short of memory the allocator gives back what it can: less than it would like to hold may do.
             likely = max(peaks.min_capacity_bytes, min(likely, room))
         low = min(int(peaks.peak_allocated_bytes / OVER), likely)
-        high = max(int(peaks.min_capacity_bytes / SPARE), likely)
+        least = peaks.min_capacity_bytes if self.releases else peaks.peak_reserved_bytes
+        high = max(int(least / SPARE), likely)
         return MemoryForecast(
             low_bytes=self.context_bytes + low,
             bytes=self.context_bytes + likely,

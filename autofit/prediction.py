@@ -38,6 +38,7 @@ def predictor_for(
     ask: Ask,
     say: Callable[[str], None],
     patience_seconds: float = PATIENCE_SECONDS,
+    releases: bool = True,
 ) -> Predictor | None:
     """Return limit in bytes -> forecasts for the configurations of `space`; None when nothing can be predicted.
 
@@ -47,6 +48,7 @@ def predictor_for(
         space: whose classes are traced, the plainest first.
         ask: sends an estimate request to a child.
         say: told what is not predicted, and why.
+        releases: whether the allocator may give back what it can when short of memory (a replayed one cannot).
         patience_seconds: no further class is traced after this time; what was traced is kept for the next search.
     """
     capability = capability_of(device)
