@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit.child_environment import child_environment, visible_device
 from autofit.errors import UserError, WorkerError
-from autofit.launch import ForkserverLauncher, child_environment, visible_device
+from autofit.launch import ForkserverLauncher
 from tests.refusals import refused
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
