@@ -2,6 +2,7 @@
 
     AutofitError                a message for the user, an optional hint, and the exit code of the CLI
     ├── UserError          (2)  bad input: one line that says what was wrong, a hint that says what to do
+    │   ├── ScriptError    (2)  the user's script does not come to a training; its own traceback or last words are shown
     │   ├── StudyError     (2)  the study file is corrupt, foreign, or made under other conditions
     │   └── FileFormatError(2)  a result or landscape file that cannot be read
     ├── NothingFits        (3)  every configuration of the space is infeasible under the memory limit
@@ -34,6 +35,14 @@ class UserError(AutofitError):
     """The input cannot be used: a mistake of the caller, never a bug of ours."""
 
     exit_code = 2
+
+
+class ScriptError(UserError):
+    """The user's script cannot be tuned; `traceback` is its own, or what it printed last, whole."""
+
+    def __init__(self, message: str, *, traceback: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.traceback = traceback
 
 
 class StudyError(UserError):

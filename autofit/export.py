@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from autofit.arguments import CHECKPOINTING_NAMES, checkpointing_name, explicit_arguments
 from autofit.errors import UserError
 from autofit.result import TuneResult
 from autofit.wording import format_interval, format_speed
@@ -54,9 +55,24 @@ def export(result: TuneResult, fmt: str | Format) -> str:
 
 
 def arguments(result: TuneResult) -> dict[str, Any]:
-    """Keywords for TrainingArguments, `use_cpu` among them where the answer is for the CPU."""
-    cpu = {"use_cpu": True} if result.device.kind == "cpu" else {}
-    return {**result.arguments, **cpu}
+    """Keywords for TrainingArguments, `use_cpu` among them where the answer is for the CPU.
+
+    For a script, also those that take back what it asks for itself.
+    """
+    own = (result.model.get("script") or {}).get("own") or {}
+    cpu = {"use_cpu": True} if result.device.kind == "cpu" and not own.get("use_cpu") else {}
+    return {**taken_back(result), **result.arguments, **cpu}
+
+
+def taken_back(result: TuneResult) -> dict[str, Any]:
+    """The winner's values of fields for which the tuned script asks another value; empty where no script was tuned."""
+    own = dict((result.model.get("script") or {}).get("own") or {})
+    if not own:
+        return {}
+    own[checkpointing_name(result.argument_defaults)] = any(own.get(name) for name in CHECKPOINTING_NAMES)
+    wanted = explicit_arguments(result.best.config, result.argument_defaults)
+    wanted["tf32"] = bool(wanted["tf32"])  # a flag cannot say None
+    return {name: value for name, value in wanted.items() if name in own and (own[name] or False) != value}
 
 
 def effective_batch(result: TuneResult) -> str:
@@ -155,8 +171,8 @@ def auto_class(result: TuneResult) -> str:
 
 
 def is_live(result: TuneResult) -> bool:
-    """Whether the model was an object of the user's program, not something with a name."""
-    return bool(result.model.get("source") == "object")
+    """Whether the model was made by the user's own program, and is not something with a name."""
+    return result.model.get("source") in ("object", "script")
 
 
 def _flag(name: str, value: Any) -> str:

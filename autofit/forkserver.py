@@ -7,7 +7,8 @@ does not put a child into its own process group, and it cannot say which signal 
 - no CUDA call, and nothing that makes one (bitsandbytes stays out of the preload);
 - it lives as long as the parent's end of the control socket is open, and its children live as long as it does.
 
-Wire: a `SOCK_SEQPACKET` Unix socket. Parent: `{"id": n}` with three descriptors (request, answer, log), or `{"import": [names]}`.
+Wire: a `SOCK_SEQPACKET` Unix socket. Parent: `{"id": n}` with three descriptors (request, answer, log), `{"import": [names]}`,
+`{"remove": [directories]}` (when the parent dies without having said `{"bye": true}`), `{"bye": true}`.
 Server: `{"ready": seconds}` once, `{"id": n, "pid": p}`, `{"id": n, "exit": status}` (negative = signal).
 """
 
@@ -20,6 +21,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -64,9 +66,12 @@ def _leaving_if_parent_dies(control: socket.socket):  # type: ignore[no-untyped-
     A timer signal, not a thread: threads and fork do not mix.
     """
 
+    poll = select.poll()
+    poll.register(control, select.POLLHUP)  # seen even while messages wait to be read
+
     def look(_signal: int, _frame: object) -> None:
-        readable, _, _ = select.select([control], [], [], 0)
-        if readable and not control.recv(1, socket.MSG_PEEK):
+        if any(event & select.POLLHUP for _, event in poll.poll(0)):
+            _remove(_unread(control))
             os._exit(1)
 
     signal.signal(signal.SIGALRM, look)
@@ -80,6 +85,7 @@ def _leaving_if_parent_dies(control: socket.socket):  # type: ignore[no-untyped-
 
 
 def _serve(control: socket.socket) -> None:
+    left_behind: list[str] = []
     wake_read, wake_write = os.pipe()
     for fd in (wake_read, wake_write):
         os.set_blocking(fd, False)
@@ -93,7 +99,7 @@ def _serve(control: socket.socket) -> None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 _reap(control, children)
-            if control.fileno() in ready and not _handle(control, children, (wake_read, wake_write)):
+            if control.fileno() in ready and not _handle(control, children, (wake_read, wake_write), left_behind):
                 return
     except (BrokenPipeError, ConnectionResetError):
         return
@@ -101,6 +107,21 @@ def _serve(control: socket.socket) -> None:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+        _remove(left_behind)
+
+
+def _unread(control: socket.socket) -> list[str]:
+    """Directories in messages that were not taken in before the parent went."""
+    found: list[str] = []
+    while data := control.recv(MESSAGE_BYTES):
+        message = json.loads(data)
+        found = [] if "bye" in message else found + message.get("remove", [])
+    return found
+
+
+def _remove(directories: list[str]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _reap(control: socket.socket, children: dict[int, int]) -> None:
@@ -113,12 +134,20 @@ def _reap(control: socket.socket, children: dict[int, int]) -> None:
             control.send(json.dumps({"id": number, "exit": os.waitstatus_to_exitcode(status)}).encode())
 
 
-def _handle(control: socket.socket, children: dict[int, int], wake: tuple[int, int]) -> bool:
+def _handle(
+    control: socket.socket, children: dict[int, int], wake: tuple[int, int], left_behind: list[str]
+) -> bool:
     """Answer one message; False when the parent has gone."""
     data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 3)
     if not data:
         return False
     message = json.loads(data)
+    if "remove" in message:
+        left_behind += message["remove"]
+        return True
+    if "bye" in message:
+        left_behind.clear()
+        return True
     if "import" in message:
         for name in message["import"]:
             with contextlib.suppress(ImportError):

@@ -196,6 +196,10 @@ class ForkserverLauncher:
         """Have the server import more modules (the model's own), so that children need not."""
         self._control.send(json.dumps({"import": modules}).encode())
 
+    def remove_if_orphaned(self, directories: list[str]) -> None:
+        """Have the server remove these should this process be killed."""
+        self._control.send(json.dumps({"remove": directories}).encode())
+
     def launch(self, request: bytes, log: BinaryIO) -> Child:
         """Start one child."""
         self.wait_ready()
@@ -251,6 +255,8 @@ class ForkserverLauncher:
         self._closed = True
         for child in self._children.values():
             _kill_group(child.pid)
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"bye": True}).encode())
         self._control.close()
         try:
             self._process.wait(5)

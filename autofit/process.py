@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from autofit.errors import UserError, WorkerError
+from autofit.errors import ScriptError, UserError, WorkerError
 from autofit.failure import Evidence, ExceptionReport, classify_exception, classify_exit, unsound
 from autofit.launch import Child, ForkserverLauncher, Launcher, SpawnLauncher, child_environment
 from autofit.measurement import Measurement
-from autofit.protocol import Event, Kind, TrialOrder, decode_event, encode_request
+from autofit.protocol import SCRATCH, Event, Kind, TrialOrder, decode_event, encode_request
 from autofit.runner import TrialRequest, TrialResult
 from autofit.spec import Workload
 from autofit.trial import Failure, Outcome, Reason
@@ -81,13 +81,16 @@ class ProcessRunner:
         self.fallback_reason: str | None = None
         self._environment = child_environment(device, os.environ)
         self._directory = Path(tempfile.mkdtemp(prefix="autofit-"))
+        self._environment[SCRATCH] = str(self._directory)
         self._cancelled = threading.Event()
-        self._running: Child | None = None
         self._closed = False
         self._logs = 0
         self._launcher: Launcher
         if method == "forkserver" and hasattr(os, "fork"):
             self._launcher = ForkserverLauncher(self._environment)
+            private = [str(self._directory)]
+            private += [str(Path(workload.objects_path).parent)] if workload.objects_path is not None else []
+            self._launcher.remove_if_orphaned(private)
         else:
             self._launcher = SpawnLauncher(self._environment)
 
@@ -123,9 +126,7 @@ class ProcessRunner:
         report = self._run_child(encode_request(kind, payload), timeout)
         if report.answer is not None:
             if "user_error" in report.answer:
-                raise UserError(
-                    report.answer["user_error"]["message"], hint=report.answer["user_error"]["hint"]
-                )
+                raise _refusal(report.answer["user_error"], report.log_tail)
             if "payload" in report.answer:
                 return dict(report.answer["payload"])
             raise WorkerError(
@@ -205,6 +206,13 @@ class ProcessRunner:
             seconds=time.monotonic() - begin,
             oom_kills=_difference(_oom_kills(), killed_before),
         )
+
+
+def _refusal(said: Mapping[str, Any], log_tail: str) -> UserError:
+    """The child's refusal as an error; a script's comes with its traceback, or with what it printed last."""
+    if "traceback" in said:
+        return ScriptError(said["message"], hint=said["hint"], traceback=said["traceback"] or log_tail.strip())
+    return UserError(said["message"], hint=said["hint"])
 
 
 class _Watch:
@@ -327,7 +335,10 @@ def _judge_refusal(answer: Mapping[str, Any], evidence: Evidence) -> Failure:
     failure = classify_exception(ExceptionReport.from_json(answer["error"]), evidence)
     if failure.reason is Reason.OUT_OF_MEMORY:
         return failure
-    return Failure(reason=Reason.ERROR, message=answer["user_error"]["message"], phase=evidence.phase)
+    said = answer["user_error"]
+    return Failure(
+        reason=Reason.ERROR, message=said["message"], phase=evidence.phase, traceback=said.get("traceback") or None
+    )
 
 
 INFEASIBLE_REASONS = frozenset(

@@ -18,6 +18,7 @@ from autofit.errors import WorkerError
 from autofit.runner import TrialRequest
 
 VERSION = 1
+SCRATCH = "AUTOFIT_SCRATCH"  #: environment variable: the directory for what a killed child would leave behind
 
 
 class Kind(StrEnum):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from autofit.errors import UserError
 from autofit.export import arguments_call, cli_flags, model_line, model_note
 from autofit.knob_worth import measured
+from autofit.report_script import usage
 from autofit.report_trials import (
     WIDE,
     cost_lines,
@@ -267,6 +268,11 @@ def copy_lines(result: TuneResult, width: int) -> list[Line]:
     """The lines to copy: the call, how the model is loaded where that matters, and the flags."""
     best = result.best
     title = f"To use it ({best.config.label()}, {format_speed(best.samples_per_second)} samples/s)"
+    if result.spec.workload.script is not None:
+        how, command, changed = usage(result)
+        code = [*joined_flags(command, width), *changed] if command else changed
+        lines = [Line(text=text, style=TITLE) for text in wrapped(f"{title}, {how}", width)]
+        return [*lines, Line(text=""), *(Line(text=text, style=CODE) for text in code)]
     lines = [Line(text=title, style=TITLE), Line(text="")]
     model, note = model_line(result), model_note(result)
     if model is not None:

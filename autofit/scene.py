@@ -22,6 +22,7 @@ from autofit.protocol import Kind
 from autofit.replay import ReplayRunner
 from autofit.result import Warning
 from autofit.runner import Runner
+from autofit.script_command import shown, without_secrets
 from autofit.space import Capabilities, Space, build_space
 from autofit.spec import SearchSpec, Workload
 from autofit.units import format_bytes
@@ -39,6 +40,7 @@ class Scene:
         predictor: limit -> forecasts of memory and time; None = nothing is predicted.
         warnings: what is known to be worth a word already.
         replayed: whether a landscape stands for the device.
+        ceiling_bytes: memory limit that a landscape was recorded under; None = none.
     """
 
     runner: Runner
@@ -48,6 +50,7 @@ class Scene:
     predictor: Predictor | None = None
     warnings: tuple[Warning, ...] = ()
     replayed: bool = False
+    ceiling_bytes: int | None = None
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -65,6 +68,9 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
         WorkerError: the libraries cannot be imported.
     """
     name = choose_device(spec.device)
+    if predict and spec.workload.script is not None:
+        observer.note("memory and time of a script are not predicted: they are learned from its trials")
+        predict = False
     with ProcessRunner(spec.workload, name) as runner:
         facts = runner.describe()
         device = Device.from_json(facts["device"])
@@ -120,6 +126,7 @@ def replayed_scene(
         facts=facts,
         warnings=(Warning(code="replayed", message=_origin(landscape)),),
         replayed=True,
+        ceiling_bytes=_recorded_limit(landscape),
         argument_defaults=KNOWN_DEFAULTS,
     )
 
@@ -147,6 +154,11 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
         return None
 
 
+def _recorded_limit(landscape: Landscape) -> int | None:
+    limit = landscape.spec.get("memory_limit_bytes")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def _origin(landscape: Landscape) -> str:
     kind = "modelled, not measured" if landscape.modelled else "recorded"
     return f"replayed from a landscape ({kind}) of {landscape.device.name}: nothing was run here"
@@ -171,10 +183,20 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
         effective_batch=spec.effective_batch,
         capabilities=capabilities_of(facts),
         precisions=spec.precisions,
-        optims=spec.optims,
+        optims=_optims(spec, facts),
         checkpointing=spec.checkpointing,
         batch_sizes=spec.batch_sizes,
     )
+
+
+def _optims(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The optimizers that may be searched: the default alone (its name changes nothing) where a script makes its own."""
+    script = (facts.get("model") or {}).get("script") or {}
+    if not script.get("own_optimizer"):
+        return spec.optims
+    if spec.optims is not None:
+        raise UserError("the script makes its own optimizer: --optim has no effect", hint="leave --optim out")
+    return (str(facts["argument_defaults"].get("optim") or KNOWN_DEFAULTS["optim"]),)
 
 
 def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
@@ -192,16 +214,31 @@ def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
     )
 
 
-def memory_limit(spec: SearchSpec, device: Device, stored: Mapping[str, Any] | None) -> int:
+def memory_limit(
+    spec: SearchSpec, device: Device, stored: Mapping[str, Any] | None, *, ceiling_bytes: int | None = None
+) -> int:
     """The bytes that trials may use: as asked, else as the study had it, else what is free less the margin.
 
+    Args:
+        spec: what was asked.
+        device: with what it has.
+        stored: identity of the study that is gone on with; None = a new one.
+        ceiling_bytes: of a landscape: the limit that it was recorded under, above which nothing is known.
+
     Raises:
-        UserError: more than the device has.
+        UserError: more than the device has, or than the landscape knows of.
         NothingFits: less than the context takes.
     """
     asked = spec.memory_limit_bytes
     if asked is None and stored is not None and isinstance(stored.get("memory_limit"), int):
         return int(stored["memory_limit"])
+    if ceiling_bytes is not None and asked is not None and asked > ceiling_bytes:
+        raise UserError(
+            f"the memory limit {format_bytes(asked)} is above {format_bytes(ceiling_bytes)}, under which the landscape was recorded",
+            hint="leave --memory out, or give a smaller one",
+        )
+    if ceiling_bytes is not None and asked is None:
+        return ceiling_bytes
     if device.total_memory_bytes == 0:  # a landscape that does not say
         return asked if asked is not None else 1 << 60
     if asked is None:
@@ -224,7 +261,10 @@ def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
     """What must agree for records to be comparable."""
     software = scene.facts.get("software", {})
     model = scene.facts.get("model", {})
+    script = spec.workload.script
+    own = {} if script is None else {"script": f"{shown(without_secrets(script))} {(model.get('script') or {}).get('digest')}"}
     return {
+        **own,
         "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),
         "task": model.get("task", spec.workload.task),
         "sequence_length": model.get("seq_len", spec.workload.seq_len),

@@ -28,6 +28,8 @@ class Workload:
         trust_remote_code: whether the model's own Python code may run.
         attn_implementation: `eager`, `sdpa`, ...; None = the library's choice.
         objects_path: private cloudpickle file with live objects (model, dataset, ...); None for named models.
+        script: the user's script as Python's own command line has it after `python` (`train.py --lr 1e-4`, `-m pkg.train`);
+            it builds model, data and Trainer itself, and `model` is its label.
     """
 
     model: str
@@ -36,6 +38,7 @@ class Workload:
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     objects_path: str | None = None
+    script: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -50,11 +53,12 @@ class Workload:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Workload:
         """Inverse of `to_json`; unknown keys are ignored."""
-        return _from_known(cls, data)
+        script = data.get("script")
+        return _from_known(cls, {**data, "script": None if script is None else tuple(script)})
 
     def identity(self) -> str:
         """A digest of what is named here. Live objects are not in it: where they matter, the model's own digest stands beside it."""
-        facts = {k: v for k, v in self.to_json().items() if k != "objects_path"}
+        facts = {k: v for k, v in self.to_json().items() if k != "objects_path" and (k != "script" or v is not None)}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,8 @@ from autofit.landscape import Landscape
 from autofit.observer import Observer, Silent
 from autofit.result import TuneResult, Warning
 from autofit.scene import Scene, identity, memory_limit, real_scene, replayed_scene
+from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
+from autofit.script_command import without_secrets
 from autofit.search import Search
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.terms import Terms
@@ -169,7 +171,7 @@ def _search_in(
     from autofit.study import TrialStudy
 
     stored = stored_identity(study_path) if study_path is not None else None
-    limit = memory_limit(spec, scene.device, stored)
+    limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
     for removal in scene.space.removals:
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
     forecast = scene.predictor(limit) if scene.predictor is not None else None
@@ -185,6 +187,9 @@ def _search_in(
     study = TrialStudy(
         open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space
     )
+    as_it_is = own_configuration(scene.facts)
+    if as_it_is is not None:
+        run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
     search = Search(
         terms=Terms(
             effective_batch=spec.effective_batch,
@@ -208,10 +213,10 @@ def _search_in(
     finished = getattr(sampler, "certificate", None)
     certificate = finished(study.records) if finished is not None else None
     fallback = getattr(scene.runner, "fallback_reason", None)
-    return assemble(
+    result = assemble(
         finding=finding,
         records=study.records,
-        spec=replace(spec, workload=replace(spec.workload, objects_path=None)),
+        spec=replace(spec, workload=_kept_workload(spec.workload)),
         space=scene.space,
         device=scene.device,
         memory_limit_bytes=limit,
@@ -223,6 +228,13 @@ def _search_in(
         argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
         warnings=(*scene.warnings, *([Warning(code="spawned", message=fallback)] if fallback else [])),
     )
+    return result if as_it_is is None else with_as_it_is(result, as_it_is)
+
+
+def _kept_workload(workload: Workload) -> Workload:
+    """The workload as a file keeps it: no path of a private file, no secret of a command line."""
+    script = None if workload.script is None else without_secrets(workload.script)
+    return replace(workload, objects_path=None, script=script)
 
 
 def certificate_json(certificate: Any) -> dict[str, Any]:

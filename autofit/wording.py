@@ -21,7 +21,11 @@ ROLE_NAMES: Mapping[Role, str] = {
     Role.PLAYOFF: "play-off",
     Role.CONFIRMATION: "confirm",
 }
-BASELINE_NAMES: Mapping[str, str] = {"defaults": "the plain defaults", "hand_recipe": "the hand recipe"}
+BASELINE_NAMES: Mapping[str, str] = {
+    "defaults": "the plain defaults",
+    "hand_recipe": "the hand recipe",
+    "as_it_is": "the script as it is",
+}
 REASON_NAMES: Mapping[Reason, str] = {
     Reason.OUT_OF_MEMORY: "did not fit",
     Reason.SUSPECTED_OUT_OF_MEMORY: "probably did not fit",

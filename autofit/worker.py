@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from autofit.errors import UserError
+from autofit.errors import ScriptError, UserError
 from autofit.failure import describe_exception
 from autofit.protocol import Event, Kind, decode_request, encode_event
 
@@ -67,6 +67,8 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
             answer = {"error": report.to_json()}
             if isinstance(error, UserError):
                 answer["user_error"] = {"message": error.message, "hint": error.hint}
+            if isinstance(error, ScriptError):
+                answer["user_error"]["traceback"] = error.traceback
         _lift_limits()
         channel.send(Event.ANSWER, **answer)
     with contextlib.suppress(OSError, ValueError):

@@ -23,10 +23,14 @@ from autofit.protocol import Event, Kind, decode_event, encode_request
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    print(f"{os.cpu_count()} CPUs, Python {sys.version.split()[0]}, {repeats} repeats: median (least to most) in seconds")
+    print(
+        f"{os.cpu_count()} CPUs, Python {sys.version.split()[0]}, {repeats} repeats: median (least to most) in seconds"
+    )
     report("autofit --help", [timed(show_help) for _ in range(repeats)])
     environment = child_environment("cpu", os.environ)
     server = ForkserverLauncher(environment)

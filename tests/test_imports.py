@@ -258,6 +258,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
         "AutofitError": 1,
         "FileFormatError": 2,
         "NothingFits": 3,
+        "ScriptError": 2,
         "SearchFailed": 1,
         "StudyError": 2,
         "UserError": 2,

@@ -90,7 +90,7 @@ def test_bf16_is_seen_as_autocast_in_forward(bert: ProcessRunner) -> None:
 
 
 def test_out_of_memory_is_infeasible_and_leaves_the_runner_usable(bert: ProcessRunner) -> None:
-    tight = bert.run(TrialRequest(config=CONFIG.but(per_device_train_batch_size=64), memory_limit_bytes=40 * MIB))
+    tight = bert.run(TrialRequest(config=CONFIG.but(per_device_train_batch_size=512), memory_limit_bytes=100 * MIB))
     assert tight.outcome is Outcome.INFEASIBLE
     assert tight.failure is not None
     assert tight.failure.reason is Reason.OUT_OF_MEMORY
@@ -274,6 +274,7 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, after: float)
     while _marked(marker) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _marked(marker) == []
+    assert list(tmp_path.glob("autofit-*")) == [], "no file outlives it either"
 
 
 def _marked(marker: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""One contract for every runner (see `autofit.runner`): the process runner on a real tiny model, and the replay of a landscape."""
+"""One contract for every runner (see `autofit.runner`): the process runner on a real model, and the replay of a landscape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNSUPPORTED = SMALL.but(optim="adamw_anyprecision")
 
 
 def process_runner() -> Runner:
-    return ProcessRunner(Workload(model="bert-tiny", seq_len=16), "cpu")
+    return ProcessRunner(Workload(model="bert-base-uncased", seq_len=8), "cpu")
 
 
 def replay_runner() -> Runner:

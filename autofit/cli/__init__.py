@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from autofit import __version__
-from autofit.errors import AutofitError, NothingFits, SearchFailed
+from autofit.errors import AutofitError, NothingFits, ScriptError, SearchFailed
 from autofit.units import format_bytes
 
 INTERRUPTED = 130
@@ -91,7 +91,7 @@ def complain(message: str, *, hint: str | None = None) -> None:
 
 
 def _explain(error: AutofitError) -> None:
-    if isinstance(error, SearchFailed) and error.traceback:
+    if isinstance(error, SearchFailed | ScriptError) and error.traceback:
         click.echo(error.traceback.rstrip(), err=True)
     message = error.message
     if isinstance(error, NothingFits) and error.shortfall_bytes is not None:

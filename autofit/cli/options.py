@@ -12,6 +12,13 @@ from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.units import parse_duration, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
+SCRIPT_DECIDES = {
+    "--model": "model",
+    "--task": "task",
+    "--seq-len": "seq_len",
+    "--attn": "attn",
+    "--trust-remote-code": "trust_remote_code",
+}  #: flag -> name of what a script says itself
 CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
 
 
@@ -133,7 +140,7 @@ def workload_of(values: dict[str, Any]) -> Workload:
     if not values.get("model"):
         raise UserError(
             "no model given",
-            hint="name one, e.g. --model bert-base-uncased (autofit doctor lists the presets)",
+            hint="name one, e.g. --model bert-base-uncased (autofit doctor lists the presets), or give a script: -- python train.py",
         )
     return Workload(
         model=values["model"],
@@ -142,6 +149,23 @@ def workload_of(values: dict[str, Any]) -> Workload:
         trust_remote_code=values.get("trust_remote_code", False),
         attn_implementation=values.get("attn"),
     )
+
+
+def script_of(command: tuple[str, ...], values: dict[str, Any]) -> Workload:
+    """The workload that is the user's own script.
+
+    Raises:
+        UserError: not a Python script, or an option that describes a model beside it.
+    """
+    from autofit.script_command import label, parse_command
+
+    for flag, name in SCRIPT_DECIDES.items():
+        if values.get(name):
+            raise UserError(
+                f"{flag} and a script were both given: the script makes its own model and data", hint=f"leave {flag} out"
+            )
+    script = parse_command(command)
+    return Workload(model=label(script), script=script)
 
 
 def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:

@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from autofit.cli.options import budget_options, space_options, spec_of, workload_of, workload_options
+from autofit.cli.options import (
+    budget_options,
+    script_of,
+    space_options,
+    spec_of,
+    workload_of,
+    workload_options,
+)
 from autofit.errors import UserError
 
 
@@ -29,12 +36,18 @@ from autofit.errors import UserError
 @click.option(
     "--predict/--no-predict", default=True, help="Trace memory and time before the first trial (CUDA)."
 )
-def command(output: str, study: str | None, replay: str | None, predict: bool, **values: Any) -> None:
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python SCRIPT ...]")
+def command(
+    output: str, study: str | None, replay: str | None, predict: bool, script: tuple[str, ...], **values: Any
+) -> None:
     """Run short trials of the real Trainer and write the fastest configuration that fits.
+
+    Behind -- stands your own command line, to tune a script that builds a Trainer, as it is.
 
     \b
       autofit search --model bert-large-uncased --effective-batch 64
       autofit search --model gpt2 --effective-batch 32 --memory 16GiB --timeout 10m
+      autofit search --effective-batch 64 -- python train.py --its --own --flags
     """
     from autofit.files import check_writable
     from autofit.landscape import Landscape
@@ -42,11 +55,13 @@ def command(output: str, study: str | None, replay: str | None, predict: bool, *
     check_writable(output, what="output file")
     if study is not None and _same_file(study, output):
         raise UserError("--study and --output name the same file", hint="give them different names")
+    if script and replay is not None:
+        raise UserError("--replay and a script were both given", hint="a recorded grid needs no script")
     landscape = Landscape.load(replay) if replay is not None else None
     if landscape is not None:
         values["effective_batch"] = values.get("effective_batch") or landscape.effective_batch
         values["model"] = values.get("model") or str(landscape.spec.get("model") or "recorded")
-    spec = spec_of(values, workload_of(values))
+    spec = spec_of(values, script_of(script, values) if script else workload_of(values))
 
     from rich.console import Console
 

@@ -21,6 +21,7 @@ from autofit.space import OPTIM_PACKAGES
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload import models
+from autofit.workload.script_facts import describe_script
 from autofit.workload.subject import own_dtype
 from autofit.workload.trial import argument_defaults
 
@@ -46,7 +47,7 @@ def answer_describe(payload: dict[str, Any], channel: Channel) -> dict[str, Any]
     }
     if payload.get("workload") is not None:
         channel.enter("model")
-        answer["model"], answer["preload"] = describe_model(Workload.from_json(payload["workload"]))
+        answer["model"], answer["preload"] = describe_model(Workload.from_json(payload["workload"]), cpu=device.kind == "cpu")
     return answer
 
 
@@ -91,8 +92,10 @@ def missing_packages() -> dict[str, str]:
     return missing
 
 
-def describe_model(workload: Workload) -> tuple[dict[str, Any], list[str]]:
+def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Model facts and the names of the modules worth importing in the fork server."""
+    if workload.script is not None:
+        return describe_script(workload, cpu=cpu), [name for name in sys.modules if name.startswith("transformers.models.")]
     resolved = models.resolve(workload)
     facts = models.facts(resolved)
     facts["weights_dtype"] = own_dtype(resolved)

@@ -21,9 +21,16 @@ OPTIMIZER_CLASSES = {
 
 
 class KnobWitness:
-    """Watches the first forward pass of a model and then reads the rest from the Trainer."""
+    """Watches the first forward pass of a model and then reads the rest from the Trainer.
 
-    def __init__(self, model: nn.Module, device: str) -> None:
+    Args:
+        model: what is trained.
+        device: `cpu` or `cuda:N`.
+        own_optimizer: whether the user's code makes the optimizer, whatever `optim` says.
+    """
+
+    def __init__(self, model: nn.Module, device: str, *, own_optimizer: bool = False) -> None:
+        self._own_optimizer = own_optimizer
         self._device_type = device.partition(":")[0]
         self._looked = False
         self._autocast: str | None = None
@@ -60,10 +67,10 @@ class KnobWitness:
         if config.precision in (Precision.FP32, Precision.TF32) and self._device_type == "cuda":
             asked["fp32_matmul"] = precision.fp32_matmul
             seen["fp32_matmul"] = fp32_matmul()
-        if config.optim in OPTIMIZER_CLASSES:
+        if config.optim in OPTIMIZER_CLASSES and not self._own_optimizer:
             asked["optimizer"] = OPTIMIZER_CLASSES[config.optim]
             seen["optimizer"] = type(optimizer).__name__
-        if config.optim in ("adamw_torch", "adamw_torch_fused"):
+        if config.optim in ("adamw_torch", "adamw_torch_fused") and not self._own_optimizer:
             asked["optimizer_fused"] = config.optim == "adamw_torch_fused"
             seen["optimizer_fused"] = bool(optimizer.defaults.get("fused"))
         attention = dict(config.extra).get("attn_implementation")

@@ -1,8 +1,10 @@
-"""One trial: the real Trainer on the real TrainingArguments, for as many steps as an honest answer needs."""
+"""One trial: the real Trainer on the real TrainingArguments, for as many steps as an honest answer needs; built here, or by the user's script."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -14,14 +16,18 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from autofit.arguments import explicit_arguments
 from autofit.config import PRECISION_FACTS, TrialConfig
+from autofit.errors import ScriptError
 from autofit.measurement import Measurement
-from autofit.protocol import TrialOrder
+from autofit.protocol import SCRATCH, TrialOrder
 from autofit.runner import TrialRequest
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.knobs import KnobWitness
 from autofit.workload.limits import MemoryMeter, meter_for
+from autofit.workload.script import Training, run_script
+from autofit.workload.script_guard import TrainingStopped
+from autofit.workload.script_trainer import LeaveWhenStopped, ignores_optim, make_ready
 from autofit.workload.subject import Subject, load_subject
 
 MAX_STEPS = 100_000
@@ -36,13 +42,18 @@ TRIAL_ARGUMENTS: Mapping[str, Any] = {
     "load_best_model_at_end": False,
     "auto_find_batch_size": False,
     "num_train_epochs": 1,
+    "logging_first_step": False,
+    "eval_on_start": False,
+    "enable_jit_checkpoint": False,
+    "resume_from_checkpoint": None,
 }
 
 
 def answer_trial(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
     """Run the ordered trial and return its `Measurement` as JSON. Out of memory and everything else is raised."""
     order = TrialOrder.from_json(payload)
-    return run_trial(order, channel).to_json()
+    run = run_trial if Workload.from_json(order.workload).script is None else run_script_trial
+    return run(order, channel).to_json()
 
 
 def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
@@ -56,7 +67,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
     subject = load_subject(workload, request.config, device="cpu" if order.device == "cpu" else "cuda:0")
     channel.enter("trainer")
     clock = StepClock(window_of(request), enter=_announcer(channel), on_warm=meter.mark_warm)
-    with tempfile.TemporaryDirectory(prefix="autofit-trial-") as directory:
+    with tempfile.TemporaryDirectory(prefix="autofit-trial-", dir=os.environ.get(SCRATCH)) as directory:
         arguments = trial_arguments(
             subject.base_arguments, request, output_dir=directory, cpu=order.device == "cpu"
         )
@@ -64,7 +75,45 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         witness = KnobWitness(subject.model, order.device)
         clock.attach(trainer)
         trainer.train()
-    return _measurement(clock, meter, witness, trainer, subject, request.config)
+    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config)
+
+
+def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
+    """Run the user's script to its first training, measure that for the window, and unwind the script."""
+    request, workload = order.request, Workload.from_json(order.workload)
+    channel.enter("setup")
+    set_seed(request.seed)
+    meter = meter_for(order.device, context_bytes=order.context_bytes)
+    meter.limit(request.memory_limit_bytes)
+    measured: list[Measurement] = []
+
+    def measure(training: Training) -> None:
+        trainer, config = training.trainer, request.config
+        channel.enter("trainer")
+        make_ready(trainer, training.model, config)
+        clock = StepClock(window_of(request), enter=_announcer(channel), on_warm=meter.mark_warm)
+        witness = KnobWitness(training.model, order.device, own_optimizer=ignores_optim(trainer))
+        clock.attach(trainer)
+        trainer.add_callback(LeaveWhenStopped())
+        with contextlib.suppress(TrainingStopped):
+            training.train()
+        if clock.steps < 2 or not clock.samples.micro:
+            raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
+        measured.append(_measurement(clock, meter, witness, trainer, False, config))
+
+    channel.enter("script")
+    values = script_arguments(trial_config(request), cpu=order.device == "cpu")
+    run_script(workload.script or (), values, at_training=measure)
+    return measured[0]
+
+
+def script_arguments(config: TrialConfig, *, cpu: bool) -> dict[str, Any]:
+    """What is replaced in a script's own TrainingArguments; its seed and all that is not named here stay."""
+    defaults = argument_defaults()
+    arguments = {**explicit_arguments(config, defaults), **TRIAL_ARGUMENTS, "max_steps": MAX_STEPS}
+    if cpu:
+        arguments["use_cpu"] = True
+    return {name: value for name, value in arguments.items() if name in defaults}
 
 
 def window_of(request: TrialRequest) -> Window:
@@ -141,10 +190,10 @@ def _measurement(
     meter: MemoryMeter,
     witness: KnobWitness,
     trainer: Trainer,
-    subject: Subject,
+    built_here: bool,
     config: TrialConfig,
 ) -> Measurement:
-    facts: dict[str, Any] = {**witness.facts(trainer, config, built_here=subject.built_here), **meter.facts()}
+    facts: dict[str, Any] = {**witness.facts(trainer, config, built_here=built_here), **meter.facts()}
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),

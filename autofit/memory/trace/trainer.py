@@ -7,6 +7,7 @@ are switched off: moving the model, pinning memory, probing precision support.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from autofit.memory.trace.optimizers import without_kernels
 from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
+from autofit.protocol import SCRATCH
 
 _QUIET: Mapping[str, Any] = {
     "report_to": "none",
@@ -148,7 +150,7 @@ def train(
     model.to = lambda *_args, **_kwargs: model  # it is there already, and fake parameters cannot be swapped
     with (
         _on_device(settings.device_type) as device,
-        tempfile.TemporaryDirectory(prefix="autofit-trace-") as directory,
+        tempfile.TemporaryDirectory(prefix="autofit-trace-", dir=os.environ.get(SCRATCH)) as directory,
     ):
         arguments = _arguments(settings, directory, device)
         trainer = trainer_cls(

@@ -1,0 +1,106 @@
+"""A third baseline for scripts: what the script asks for itself, where that is the effective batch that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autofit.arguments import CHECKPOINTING_NAMES
+from autofit.baselines import DEFAULT_BATCH, plain_defaults
+from autofit.config import Precision, TrialConfig
+from autofit.errors import UserError
+from autofit.observer import Observer
+from autofit.result import Baseline, TuneResult, Warning, break_even_hours, estimates
+from autofit.runner import TrialRequest
+from autofit.scene import Scene
+from autofit.spec import SearchSpec
+from autofit.trial import Role, TrialRecord
+
+if TYPE_CHECKING:
+    from autofit.study import TrialStudy
+
+NAME = "as_it_is"
+
+
+def own_configuration(facts: Mapping[str, Any]) -> TrialConfig | None:
+    """The configuration of the script's own arguments; None when it is no script, or they make no configuration of ours.
+
+    Args:
+        facts: a child's answer to `describe`.
+    """
+    model = facts.get("model") or {}
+    own = (model.get("script") or {}).get("own")
+    if own is None:
+        return None
+    stored = {"float32": Precision.FP32, "bfloat16": Precision.PURE_BF16}.get(str(model.get("weights_dtype")))
+    asked = next((Precision(name) for name in ("bf16", "fp16", "tf32") if own.get(name)), stored)
+    if asked is None:
+        return None
+    try:
+        return TrialConfig(
+            per_device_train_batch_size=own.get("per_device_train_batch_size", DEFAULT_BATCH),
+            gradient_accumulation_steps=own.get("gradient_accumulation_steps", 1),
+            gradient_checkpointing=any(own.get(name) for name in CHECKPOINTING_NAMES),
+            precision=asked,
+            optim=str(own.get("optim")),
+        )
+    except UserError:  # not what TrainingArguments promises: no baseline then
+        return None
+
+
+def run_as_it_is(
+    config: TrialConfig, *, scene: Scene, spec: SearchSpec, study: TrialStudy, limit: int, observer: Observer
+) -> None:
+    """Run the script's own configuration once and store it; not where the effective batch differs, or where the search runs it anyway."""
+    plain = plain_defaults(spec.effective_batch, scene.default_optim)
+    if config.effective_batch() != spec.effective_batch or config.precision not in scene.device.precisions:
+        return
+    if config == plain or any(record.config == config and not record.interrupted for record in study.records):
+        return
+    why = "baseline: the script as it is"
+    observer.trial_started(config, Role.SEARCH, why)
+    bounds = [t for t in (spec.trial_timeout_seconds, spec.timeout_seconds) if t is not None]
+    request = TrialRequest(
+        config=config,
+        memory_limit_bytes=limit,
+        timeout_seconds=min(bounds) if bounds else None,
+        seed=spec.seed,
+    )
+    outcome = scene.runner.run(request)
+    record = TrialRecord(
+        number=0,
+        config=config,
+        outcome=outcome.outcome,
+        measurement=outcome.measurement,
+        failure=outcome.failure,
+        seconds=outcome.seconds,
+        why=why,
+    )
+    observer.trial_ended(study.add(record))
+    if record.interrupted:
+        raise KeyboardInterrupt
+
+
+def with_as_it_is(result: TuneResult, config: TrialConfig) -> TuneResult:
+    """The result with the script's own configuration among its baselines, or with a word on why it is not."""
+    if config.effective_batch() != result.spec.effective_batch:
+        said = f"as it is, the script trains at effective batch {config.effective_batch()}, not {result.spec.effective_batch}"
+        return replace(
+            result,
+            warnings=(
+                *result.warnings,
+                Warning(code="effective_batch", message=f"{said}: it is no baseline here"),
+            ),
+        )
+    estimate = estimates(result.trials).get(config.key())
+    failure = next((r.failure for r in result.trials if r.config == config and r.failure is not None), None)
+    note = None if estimate is not None else "was not run" if failure is None else failure.message
+    ratio = None if estimate is None else result.best.samples_per_second / estimate.samples_per_second
+    hours = {**result.cost.break_even_hours, NAME: break_even_hours(result.cost.seconds, ratio)}
+    return replace(
+        result,
+        baselines={**result.baselines, NAME: Baseline(config=config, estimate=estimate, note=note)},
+        speedup={**result.speedup, NAME: ratio},
+        cost=replace(result.cost, break_even_hours=hours),
+    )

@@ -1,0 +1,112 @@
+"""What a script trains, read at its first `train()`: the model's facts, and how its own arguments were set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import set_seed
+
+from autofit.arguments import CHECKPOINTING_NAMES, explicit_arguments
+from autofit.config import TrialConfig
+from autofit.errors import ScriptError, UserError
+from autofit.script_command import read_script, trains_often
+from autofit.spec import Workload
+from autofit.workload import models
+from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.objects import LiveObjects
+from autofit.workload.script import Training, run_script
+from autofit.workload.script_trainer import ignores_optim, long_enough, refuse_distributed
+from autofit.workload.sources import first_line
+from autofit.workload.trial import argument_defaults, script_arguments
+
+PLAIN = TrialConfig(
+    per_device_train_batch_size=8
+)  #: runs everywhere; what the script asked for itself is read, not run
+
+
+def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
+    """Facts of the script's model as `models.facts` gives them, `weights_dtype`, and under `script` those of the script itself.
+
+    Returns:
+        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code`,
+        `own_optimizer`, and `digest` of its file (None for a module).
+
+    Raises:
+        ScriptError: it does not come to a training; its own traceback is kept.
+    """
+    found: list[dict[str, Any]] = []
+    set_seed(0)
+    try:
+        run_script(
+            workload.script or (),
+            script_arguments(PLAIN, cpu=cpu),
+            at_training=lambda t: found.append(_facts(t, workload)),
+        )
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise ScriptError(
+            f"{workload.model} raised before it trained: {type(error).__name__}: {first_line(error)}",
+            traceback=_formatted(error),
+        ) from error
+    return found[0]
+
+
+def _facts(training: Training, workload: Workload) -> dict[str, Any]:
+    trainer, command = training.trainer, workload.script or ()
+    refuse_distributed(trainer)
+    long_enough(trainer.train_dataset, 1)
+    objects = LiveObjects(model=training.model)
+    resolved = models.resolve_with(Workload(model=workload.model), objects)
+    file = None if command[0] == "-m" else Path(command[0])
+    own_optimizer = ignores_optim(trainer)
+    tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
+    set_in_code = [name for name in training.set_in_code if name in tuned]
+    script = {
+        "origin": str(training.taken.origin),
+        "own": {name: value for name, value in training.taken.own.items() if name in tuned},
+        "set_in_code": set_in_code,
+        "own_optimizer": own_optimizer,
+        "digest": None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16],
+    }
+    warnings = _warnings(training, file, set_in_code, own_optimizer=own_optimizer)
+    facts = models.facts(replace(resolved, source="script", warnings=warnings))
+    return {
+        **facts,
+        "task": None,
+        "seq_len": None,
+        "weights_dtype": weight_dtype(training.model),
+        "script": script,
+    }
+
+
+def _warnings(
+    training: Training, file: Path | None, set_in_code: list[str], *, own_optimizer: bool
+) -> tuple[str, ...]:
+    found = []
+    if training.trainers > 1 or (file is not None and trains_often(read_script(str(file)))):
+        found.append("the script builds several Trainers: only the first that trains is measured")
+    if own_optimizer:
+        found.append("the script makes its own optimizer: optim has no effect and is not searched")
+    if checkpointing_active(training.model):
+        found.append(
+            "the script switches checkpointing on in its code: trials without it switch it off, and so must the script"
+        )
+    if set_in_code:
+        found.append(
+            f"the script sets {', '.join(set_in_code)} after its arguments are made: change it there, a flag has no effect"
+        )
+    if training.redirected:
+        found.append(
+            f"before it trains, the script saves to {', '.join(training.redirected)}: in trials that goes elsewhere"
+        )
+    return tuple(found)
+
+
+def _formatted(error: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,217 @@
+"""What a script under trial may write: nothing in its output directory, and after its training nothing at all.
+
+Three nets, because no single one catches all: savers of transformers, torch and safetensors (they write from C++ or Rust) are led into a private
+directory or stopped; writes of Python itself are seen by an audit hook; trackers are told by their environment variables to stay off. Caches and
+other files that the script writes before its training, outside its output directory, are its own business. Child side: an audit hook stays until the
+process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from transformers.utils.hub import PushToHubMixin
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: audit event -> positions of the paths it changes, each with the position of its directory's descriptor
+CHANGES = {
+    "os.mkdir": ((0, 2),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "os.remove": ((0, 1),),
+    "os.rmdir": ((0, 1),),
+}
+REMOVALS = ("os.remove", "os.rmdir")
+ALWAYS_OPEN = ("/dev", "/proc")
+QUIET = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "DISABLED",
+    "SWANLAB_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+
+
+class TrainingStopped(BaseException):
+    """Unwinds the script when its training has been handled: nothing that stands after `train()` may run."""
+
+
+class WriteGuard:
+    """Keeps a script's writes out of the user's output directories.
+
+    Args:
+        private: a directory of this trial's own, which takes what is led away from elsewhere.
+    """
+
+    def __init__(self, private: str) -> None:
+        self.private = os.path.realpath(private)
+        self.redirected: list[str] = []
+        self._temporary = os.path.realpath(tempfile.gettempdir())
+        self._outputs: list[str] = []
+        self._made: list[str] = []
+        self._sealed = self._active = False
+
+    def protect(self, directory: str) -> None:
+        """Let nothing be written into `directory` from here on. One that holds all temporary files cannot be protected."""
+        path = os.path.realpath(os.path.expanduser(directory))
+        if not _inside(self._temporary, path) and not _inside(path, self.private):
+            self._outputs.append(path)
+
+    def seal(self) -> None:
+        """The training is over: whatever would write now unwinds the script instead."""
+        self._sealed = True
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Watch while the block runs; afterwards directories that the script made as its output, and left empty, are gone again."""
+        self._active = True
+        sys.addaudithook(self._hook)
+        os.environ |= {
+            **QUIET,
+            "TENSORBOARD_LOGGING_DIR": self.private,
+            "MLFLOW_TRACKING_URI": f"file://{self.private}",
+        }
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrap in self._savers():
+                stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+            try:
+                yield
+            finally:
+                self._active = False
+                self._clear()
+
+    def _clear(self) -> None:
+        for path in reversed(self._made):
+            if any(_inside(path, output) for output in self._outputs):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._active:
+            return
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes):
+                self._check(os.path.realpath(os.fsdecode(path)))
+        elif event in CHANGES:
+            for path, directory in CHANGES[event]:
+                where = _resolved(arguments[path], None if directory is None else arguments[directory])
+                if where is not None:
+                    self._check(where, event)
+
+    def _check(self, path: str, event: str = "open") -> None:
+        """Refuse, stop, or note a change of `path`."""
+        if _inside(path, self.private) or path.startswith(ALWAYS_OPEN):
+            return
+        if event in REMOVALS and any(_inside(path, made) for made in self._made):
+            return  # what the script made itself, a temporary directory above all
+        if self._sealed:
+            raise TrainingStopped
+        if event == "os.mkdir":
+            if not os.path.lexists(path):
+                self._made.append(path)
+        elif any(_inside(path, output) for output in self._outputs):
+            raise PermissionError(
+                errno.EACCES, "a trial does not write to the script's output directory", path
+            )
+
+    def _elsewhere(self, directory: Any) -> Any:
+        """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
+        path = os.path.realpath(os.path.expanduser(os.fsdecode(directory)))
+        own = [
+            made
+            for made in self._made
+            if _inside(made, self._temporary) and os.path.dirname(made) == self._temporary
+        ]
+        if _inside(path, self.private) or any(_inside(path, made) for made in own):
+            return directory
+        if str(directory) not in self.redirected:
+            self.redirected.append(str(directory))
+        return os.path.join(self.private, "saved", path.lstrip(os.sep))
+
+    def _savers(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
+        import huggingface_hub
+        import safetensors.torch
+
+        classes = [c for c in {PushToHubMixin, *_subclasses(PushToHubMixin)} if "save_pretrained" in vars(c)]
+        return [
+            *((c, "save_pretrained", self._redirecting) for c in classes),
+            (PushToHubMixin, "push_to_hub", _refusing),
+            (huggingface_hub, "create_repo", _refusing),
+            (huggingface_hub.HfApi, "create_repo", _refusing),
+            (huggingface_hub.HfApi, "create_commit", _refusing),
+            (torch, "save", functools.partial(self._checking, position=1)),
+            (safetensors.torch, "save_file", functools.partial(self._checking, position=1)),
+        ]
+
+    def _redirecting(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def redirected(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._sealed:
+                raise TrainingStopped
+            kwargs.pop("push_to_hub", None)
+            return save(saved, self._elsewhere(save_directory), *args, **kwargs)
+
+        return redirected
+
+    def _checking(self, save: Callable[..., Any], *, position: int) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            target = args[position] if len(args) > position else kwargs.get("f", kwargs.get("filename"))
+            if isinstance(target, str | os.PathLike):
+                self._check(os.path.realpath(target))
+            return save(*args, **kwargs)
+
+        return checked
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a class or module for a while."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(errno.EACCES, "a trial does not push to the hub")
+
+    return refused
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _resolved(path: Any, descriptor: Any) -> str | None:
+    """The real path that an audit event speaks of; None for an open file."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return None
+    name = os.fsdecode(path)
+    if isinstance(descriptor, int) and descriptor >= 0 and not os.path.isabs(name):
+        name = os.path.join(os.path.realpath(f"/proc/self/fd/{descriptor}"), name)
+    return os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)

@@ -1,0 +1,135 @@
+"""A Trainer that the user's script built, made ready for a trial: silent, with data that never runs short, and with the knobs that arguments do not reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.training_args import OptimizerNames
+
+from autofit.config import PRECISION_FACTS, TrialConfig
+from autofit.errors import ScriptError
+from autofit.workload.construct import as_dtype
+from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.script_guard import TrainingStopped
+from autofit.workload.subject import STEPS_OF_DATA, RepeatedDataset
+
+REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
+
+
+class LeaveWhenStopped(TrainerCallback):
+    """Leaves the training at the end of the step after which the clock has stopped it: no saving, no final callbacks."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Leave, or keep other callbacks from saving and evaluating in the middle of what is measured."""
+        if control.should_training_stop:
+            raise TrainingStopped
+        control.should_save = control.should_evaluate = control.should_log = False
+        return control
+
+
+def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
+    """Silence the Trainer, repeat its data, and bring weights and checkpointing to what `config` says.
+
+    Raises:
+        ScriptError: the script trains over several processes, has no training data, or makes its model inside the training where
+            the weights' dtype would have to change.
+    """
+    refuse_distributed(trainer)
+    for callback in list(trainer.callback_handler.callbacks):
+        silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
+        if silent or type(callback).__module__.startswith(REPORTERS):
+            trainer.remove_callback(callback)
+    arguments = trainer.args
+    size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    trainer.train_dataset = long_enough(trainer.train_dataset, size * STEPS_OF_DATA)
+    wanted = PRECISION_FACTS[config.precision].weight_dtype
+    if wanted == "bfloat16" and weight_dtype(model) != wanted:
+        if trainer.model_init is not None:
+            raise ScriptError(
+                "pure_bf16 cannot be tried: the script's model_init builds the model in another dtype"
+            )
+        as_dtype(model, torch.bfloat16)
+    if not config.gradient_checkpointing and checkpointing_active(model):
+        newer = "activation_checkpointing_disable"
+        getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_disable")()
+    _refuse_missing_loss(trainer)
+
+
+def refuse_distributed(trainer: Trainer) -> None:
+    """Script mode is a world of one process.
+
+    Raises:
+        ScriptError: DeepSpeed or FSDP are asked for.
+    """
+    for name in ("deepspeed", "fsdp"):
+        if getattr(trainer.args, name, None):
+            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
+
+
+def long_enough(data: Any, length: int) -> Any:
+    """The script's training data, repeated to `length` rows where it has fewer; streams and data without a length as they are.
+
+    Raises:
+        ScriptError: no data, or an empty dataset.
+    """
+    if data is None:
+        raise ScriptError("the script's Trainer has no train_dataset")
+    if (
+        isinstance(data, torch.utils.data.IterableDataset)
+        or not hasattr(data, "__len__")
+        or len(data) >= length
+    ):
+        return data
+    if len(data) == 0:
+        raise ScriptError("the script's training dataset is empty")
+    select = getattr(data, "select", None)
+    if type(data).__module__.startswith("datasets.") and callable(
+        select
+    ):  # keeps columns, formats and batched reading
+        return select([i % len(data) for i in range(length)], keep_in_memory=True)
+    return RepeatedDataset(data, length)
+
+
+def ignores_optim(trainer: Trainer) -> bool:
+    """Whether the script makes its own optimizer, so that `optim` changes nothing."""
+    if trainer.optimizer is not None or getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
+        return True
+    if type(trainer).create_optimizer is Trainer.create_optimizer:
+        return False
+    return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
+
+
+def _made_for(trainer: Trainer, name: OptimizerNames) -> type:
+    """The class of the optimizer that the Trainer makes for a name."""
+    asked, trainer.args.optim = trainer.args.optim, name
+    try:
+        trainer.create_optimizer()
+        return type(trainer.optimizer)
+    finally:
+        trainer.args.optim, trainer.optimizer = asked, None
+
+
+def _refuse_missing_loss(trainer: Trainer) -> None:
+    loss = trainer.compute_loss
+
+    def checked_loss(*args: Any, **kwargs: Any) -> Any:
+        result = loss(*args, **kwargs)
+        value = result[0] if isinstance(result, tuple) else result
+        if value is None:
+            raise ValueError(f"{type(trainer).__name__}.compute_loss returned None instead of a loss")
+        return result
+
+    trainer.compute_loss = checked_loss  # type: ignore[method-assign]

@@ -1,0 +1,115 @@
+"""The user's command line is understood, checked without being run, and said again without its secrets."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from autofit.script_command import HIDDEN, label, parse_command, shown, trains_often, without_secrets
+from tests.refusals import refused
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit('this must not run')\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("python", "train.py", "--lr", "1e-4"),
+        ("python3", "train.py", "--lr", "1e-4"),
+        ("python3.11", "-u", "train.py", "--lr", "1e-4"),
+        ("train.py", "--lr", "1e-4"),
+        (sys.executable, "-B", "-u", "train.py", "--lr", "1e-4"),
+    ],
+)
+def test_the_interpreter_is_not_part_of_the_command(script: Path, words: tuple[str, ...]) -> None:
+    assert parse_command(words) == ("train.py", "--lr", "1e-4")
+
+
+def test_a_module_is_kept_by_name_and_not_imported(script: Path) -> None:
+    command = parse_command(("python", "-m", "pkg.train", "--lr", "1e-4"))
+    assert command == ("-m", "pkg.train", "--lr", "1e-4")
+    assert label(command) == "pkg.train"
+    assert "pkg" not in sys.modules
+
+
+def test_a_command_is_shown_as_a_shell_takes_it(script: Path) -> None:
+    command = parse_command(("python", "train.py", "--name", "two words"))
+    assert label(command) == "train.py"
+    assert shown(command) == "python train.py --name 'two words'"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "^no script given$"),
+        (("torchrun", "train.py"), "^torchrun starts several processes"),
+        (("accelerate", "launch", "train.py"), "^accelerate starts several processes"),
+        (("bash", "train.sh"), "^'bash' is not a Python command$"),
+        (("python",), "standard input"),
+        (("python", "-"), "standard input"),
+        (("python", "-c", "print(1)"), "^the option '-c' of python"),
+        (("python", "-m"), "name of a module"),
+        (("python", "-m", "pkg/train.py"), "name of a module"),
+        (("python", "missing.py"), "^script 'missing.py' does not exist$"),
+        (("python", "."), "^script '.' is a directory$"),
+        (("python", "notes.txt"), r"^script 'notes.txt' is not Python 3\.\d+: .*\(line 1\)$"),
+        (("python", "binary.py"), "^script 'binary.py' is not Python"),
+        (("/nowhere/bin/python", "train.py"), "^the interpreter '/nowhere/bin/python' does not exist$"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_is_no_python_script_is_refused_by_name(
+    script: Path, words: tuple[str, ...], message: str
+) -> None:
+    Path("notes.txt").write_text("dear diary, today\n")
+    Path("binary.py").write_bytes(os.urandom(64) + b"\0\xff")
+    with refused(message):
+        parse_command(words)
+
+
+def test_the_interpreter_of_another_installation_is_refused(script: Path, tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    other.symlink_to(sys.executable)
+    with refused("^the script runs under .*, but autofit is installed for ", hint="pip install"):
+        parse_command((str(other), "train.py"))
+
+
+def test_secrets_are_blotted_out() -> None:
+    command = (
+        "train.py",
+        "--hub_token",
+        "hf_abc",
+        "--api-key=xyz",
+        "--max_steps",
+        "5",
+        "--hub_token",
+        "--fp16",
+    )
+    assert without_secrets(command) == (
+        "train.py", "--hub_token", HIDDEN, f"--api-key={HIDDEN}", "--max_steps", "5", "--hub_token", "--fp16",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "often"),
+    [
+        ("t = Trainer(a)\nt.train()", False),
+        ("trainer = Trainer(a)\nif x:\n    trainer.train(1)\nelse:\n    trainer.train()", False),
+        ("trainer = Trainer(a) if x else Seq2SeqTrainer(a)\ntrainer.train()", False),
+        ("trainer = Trainer(a)\ntrainer.train()\ntrainer = Trainer(b)\ntrainer.train()", True),
+        ("model.train()\nother.train()", False),
+    ],
+)
+def test_several_trainings_are_seen_in_the_source(source: str, often: bool) -> None:
+    assert trains_often(ast.parse(source)) is often
