@@ -24,7 +24,7 @@ from autofit.posterior import Array
 from autofit.trial import Outcome, Reason, TrialRecord
 
 NORMAL_95 = 1.96
-_SHARED = {"all": 0.5, "class": 0.3, "own": 0.2}  # shares of a prediction's error variance
+_SHARED = {"all": 0.2, "class": 0.5, "own": 0.3}  # shares of the variance of a prediction's relative error
 _LEAST_ERROR = 1e-3  # of the limit: below this a prediction is as good as exact
 _MEMORY_REASONS = (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)
 
@@ -176,8 +176,11 @@ class MemoryBelief:
         if not seen:
             return np.zeros(len(rows)), np.ones(len(rows))
         classes = [_memory_class(self._configs[row]) for row in rows]
-        joint = _SHARED["all"] + _SHARED["class"] * same(classes) + _SHARED["own"] * np.eye(len(rows))
-        joint = joint * np.outer(spread, spread)
+        # The context is one number of bytes for all, as large as the smallest error; what is left of an error grows with its configuration.
+        offset = float(spread.min())
+        relative = np.sqrt(np.maximum(spread**2 - offset**2, 0.0))
+        shares = _SHARED["all"] + _SHARED["class"] * same(classes) + _SHARED["own"] * np.eye(len(rows))
+        joint = offset**2 + shares * np.outer(relative, relative)
         inner = joint[np.ix_(seen, seen)] + np.diag(np.full(len(seen), (0.5 * _LEAST_ERROR) ** 2))
         gain = np.linalg.solve(inner, joint[seen]).T
         rest = 1.0 - np.einsum("ij,ji->i", gain, joint[seen]) / np.diag(joint)

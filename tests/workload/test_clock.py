@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +63,10 @@ class TimedUpdate(TrainerCallback):
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
+def time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     virtual = VirtualTime()
     monkeypatch.setattr(clock_module, "time", virtual)
-    yield virtual
+    return virtual
 
 
 def train(time: VirtualTime, directory: Path, *, batch: int, accumulation: int, window: Window) -> StepClock:
