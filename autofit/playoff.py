@@ -22,7 +22,8 @@ from autofit.trial import Outcome, Role, TrialRecord
 
 CONFIDENCE = 0.95
 LEADER_CONFIDENCE = 0.99  #: one run each, minutes apart, is weak evidence against a leader
-MAX_LEADERS = 5
+MAX_LEADERS = 5  #: that begin
+MAX_PLAYERS = 8  #: that ever play
 LOOKS = (3, 6, 12)  #: rounds after which the leaders are compared
 WITHIN_RUN_ROUNDS = 4  #: what the jitter within runs weighs in the variance, in rounds
 
@@ -94,7 +95,7 @@ def decide(records: Sequence[TrialRecord], *, tolerance: float) -> Verdict:
         or (looks > 0 and _settled(survivors, looks, len(leaders), tolerance))
     )
     if over:
-        return Verdict(winner=tied[0].config, tied=tuple(leader.config for leader in tied))
+        return _settle(tied, tolerance)
     fastest = max(survivors, key=lambda leader: leader.log_speed)
     others = [
         leader for leader in tied if leader is not fastest and leader.needed_bytes >= fastest.needed_bytes
@@ -106,9 +107,19 @@ def decide(records: Sequence[TrialRecord], *, tolerance: float) -> Verdict:
     )
 
 
-def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
-    """Feasible configurations that the search's own runs do not separate from the fastest, fastest first, few.
+def _settle(tied: Sequence[Leader], tolerance: float) -> Verdict:
+    """The least memory wins among those that are also in their means as fast as the fastest, but for the tolerance: noise can keep
+    configurations together that differ by more than a user would give for memory."""
+    fastest = max(tied, key=lambda leader: leader.log_speed)
+    winner = next(one for one in tied if fastest.log_speed - one.log_speed <= math.log1p(tolerance))
+    others = [leader.config for leader in tied if leader is not winner]
+    return Verdict(winner=winner.config, tied=(winner.config, *others))
 
+
+def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
+    """Feasible configurations that their runs do not separate from the fastest, fastest first, few.
+
+    The fastest of the search may have been lucky: once it has played, those that its search run alone kept out come in and catch up.
     A configuration that failed twice in the play-off has left it.
     """
     groups: dict[TrialConfig, list[TrialRecord]] = {}
@@ -116,7 +127,14 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
         groups.setdefault(record.config, []).append(record)
     found = [leader for group in groups.values() if (leader := _leader(group)) is not None]
     found.sort(key=lambda leader: -leader.search.log_speed)
-    return [leader for leader in found if _near(leader.search, found[0].search)][:MAX_LEADERS]
+    if not found:
+        return []
+    best = max(found, key=lambda leader: leader.log_speed)
+    standard = Run(log_speed=best.log_speed, error=best.search.error)
+    playing = [leader for leader in found if leader.rounds]
+    waiting = [leader for leader in found if not leader.rounds and _near(leader.search, standard)]
+    room = MAX_LEADERS if not playing else max(0, MAX_PLAYERS - len(playing))
+    return sorted(playing + waiting[:room], key=lambda leader: -leader.search.log_speed)
 
 
 def _leader(group: Sequence[TrialRecord]) -> Leader | None:

@@ -133,6 +133,8 @@ class ProcessRunner:
                 f"the {kind} request failed", hint=ExceptionReport.from_json(report.answer["error"]).traceback
             )
         ending = "ran out of time" if report.timed_out else f"ended with status {report.status}"
+        if self.workload.script is not None and not report.cancelled:
+            raise ScriptError(f"{self.workload.model} {ending} before it trained", traceback=report.log_tail.strip())
         raise WorkerError(f"the {kind} request {ending}", hint=report.log_tail.strip()[-2000:] or None)
 
     def run(self, request: TrialRequest) -> TrialResult:

@@ -160,7 +160,7 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
         others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
         facts.append(
-            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise, but the winner needs the least memory."
+            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise; the winner needs the least memory of those as fast in the mean."
         )
     if result.warnings:
         facts.append(f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}: see below.")

@@ -183,7 +183,7 @@ def test_ties_and_confirmation_are_stated() -> None:
     said = " ".join(standing_lines(result_of(), 100))
     assert "Confirmed in a run at full accumulation" in said
     assert f"Tied with {TIED.label()}" in said
-    assert "the winner needs the least memory" in said
+    assert "needs the least memory of those as fast" in said
     assert "Not confirmed" in " ".join(standing_lines(result_of(records()[:-1]), 100))
 
 
@@ -219,7 +219,7 @@ def test_long_tables_are_cut_and_say_how_many_more_and_where() -> None:
     result = one(given)
     short = [line.text for line in report_lines(result, 100, trial_rows=5)]
     assert [line for line in short if "more" in line] == [
-        "  ... and 2 more: all are under `trials` in the result file"
+        "  ... and 2 more: autofit show --all"
     ] * 2
     assert "more:" not in "\n".join(line.text for line in report_lines(result, 100, trial_rows=None))
 

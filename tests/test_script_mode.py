@@ -350,6 +350,88 @@ def test_of_two_trainers_the_first_that_trains_is_measured_and_said(place: Place
     assert place.run().outcome is Outcome.COMPLETED
 
 
+WAYS: dict[str, tuple[str, str]] = {
+    "arguments are left out": ("", "Trainer(model=model(), train_dataset=rows).train()"),
+    "arguments are copied": (
+        BUILD,
+        "import copy\nother = copy.deepcopy(args)\nother.learning_rate = 1.0\nTrainer(model=model(), args=other, train_dataset=rows).train()",
+    ),
+    "arguments are replaced": (
+        BUILD,
+        "import dataclasses\nother = dataclasses.replace(args, seed=1)\nTrainer(model=model(), args=other, train_dataset=rows).train()",
+    ),
+    "arguments come from a pickle": (
+        BUILD,
+        "import pickle\nTrainer(model=model(), args=pickle.loads(pickle.dumps(args)), train_dataset=rows).train()",
+    ),
+    "the model is made by model_init": (
+        BUILD,
+        "Trainer(model_init=model, args=args, train_dataset=rows).train()",
+    ),
+    "the optimizer is handed over": (
+        BUILD,
+        "m = model()\nTrainer(model=m, args=args, train_dataset=rows, optimizers=(torch.optim.SGD(m.parameters(), lr=0.1), None)).train()",
+    ),
+    "the dataset is a table": (
+        BUILD,
+        "import datasets\nTrainer(model=model(), args=args, train_dataset=datasets.Dataset.from_list(rows)).train()",
+    ),
+    "the dataset is a stream": (
+        "args = TrainingArguments(OUT, max_steps=10, use_cpu=True)\n",
+        "class S(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        yield from rows\n"
+        "Trainer(model=model(), args=args, train_dataset=S()).train()",
+    ),
+    "rows are grouped by length": (
+        'args = TrainingArguments(OUT, train_sampling_strategy="group_by_length", use_cpu=True)\n',
+        TRAIN,
+    ),
+    "workers load the data": (
+        "args = TrainingArguments(OUT, dataloader_num_workers=2, use_cpu=True)\n",
+        TRAIN,
+    ),
+    "the machine cannot run what the script asks for": (
+        "args = TrainingArguments(OUT, bf16=True, tf32=True)\n",
+        TRAIN,
+    ),
+    "a checkpoint is saved and loaded again": (
+        BUILD,
+        "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    model().save_pretrained(d)\n"
+        "    Trainer(model=BertForSequenceClassification.from_pretrained(d), args=args, train_dataset=rows).train()",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trial_completes_where(way: str, place: Place) -> None:
+    build, text = WAYS[way]
+    place.script(text, build=build)
+    result = place.run(CONFIG.but(precision=Precision.BF16))
+    assert result.outcome is Outcome.COMPLETED, result.failure
+    assert result.measurement is not None
+    seen = (result.measurement.facts or {})["seen"]
+    assert seen.get("autocast_dtype", "bfloat16") == "bfloat16"
+
+
+def test_a_script_that_ends_its_own_process_is_refused_in_one_line(place: Place) -> None:
+    place.script("print('goodbye', flush=True)\nos._exit(7)\n")
+    with refused("^train.py ended with status 7 before it trained$", kind=ScriptError) as caught:
+        place.describe()
+    assert getattr(caught.value, "traceback", "") == "goodbye"
+
+
+def test_a_training_that_another_callback_ends_is_no_measurement(place: Place) -> None:
+    place.script("""
+        from transformers import TrainerCallback
+        class Stop(TrainerCallback):
+            def on_step_begin(self, args, state, control, **more):
+                control.should_training_stop = True
+        Trainer(model=model(), args=args, train_dataset=rows, callbacks=[Stop()]).train()
+    """)
+    failure = place.run().failure
+    assert failure is not None
+    assert failure.message == "the training ended after 0 optimizer steps: too few to measure"
+
+
 def test_a_confirmation_runs_the_whole_accumulation(place: Place) -> None:
     place.script(TRAIN)
     result = place.run(full_length=True, optimizer_steps=3)

@@ -82,9 +82,8 @@ class KnobWitness:
 
 def checkpointing_active(model: nn.Module) -> bool:
     """Whether any module of the model recomputes its activations."""
-    if getattr(model, "is_activation_checkpointing", False) or getattr(
-        model, "is_gradient_checkpointing", False
-    ):
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")  # the older one warns where the newer exists
+    if getattr(model, next((name for name in names if hasattr(type(model), name)), names[0]), False):
         return True
     return any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
 

@@ -60,6 +60,8 @@ class RepeatedDataset(Dataset[Any]):
         return self._length
 
     def __getitem__(self, index: int) -> Any:
+        if index >= self._length:
+            raise IndexError(index)  # ends a loop over the dataset, as samplers by length run one
         return self._dataset[index % len(self._dataset)]
 
 
