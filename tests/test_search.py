@@ -561,8 +561,9 @@ def test_a_playoff_runs_the_leaders_in_turn() -> None:
     rounds = played.asked(Role.PLAYOFF)
     assert rounds
     size = len(dict.fromkeys(rounds[:5]))
-    assert set(rounds[:size]) == set(rounds[size : 2 * size]) or len(rounds) == size
-    assert rounds[:size] == rounds[size : 2 * size][::-1]
+    first = [config for config in rounds if config in rounds[:size]]  # who comes in later catches up in between
+    assert len(first) >= 2 * size
+    assert first[:size] == first[size : 2 * size][::-1]
 
 
 def test_a_playoff_in_which_every_run_fails_still_has_a_winner() -> None:
