@@ -48,7 +48,7 @@ def export(result: TuneResult, fmt: str | Format) -> str:
     except ValueError:
         raise UserError(f"unknown format {fmt!r}", hint=f"choose from {', '.join(Format)}") from None
     if chosen is Format.JSON:
-        return json.dumps({**arguments(result), **result.model_arguments}, indent=2, allow_nan=False)
+        return json.dumps({**arguments(result), **_named_model_arguments(result)}, indent=2, allow_nan=False)
     if chosen is Format.PYTHON:
         return python_snippet(result)
     return " ".join(cli_flags(result))
@@ -99,7 +99,7 @@ def cli_flags(result: TuneResult) -> list[str]:
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": config.gradient_accumulation_steps,
         **arguments(result),
-        **result.model_arguments,
+        **_named_model_arguments(result),
     }
     return [_flag(name, value) for name, value in values.items()]
 
@@ -133,8 +133,9 @@ def model_note(result: TuneResult) -> str | None:
     """What to mind when the model is loaded, where no line can say it; None when nothing."""
     if model_line(result) is not None:
         return None
-    if result.model_arguments:
-        listed = ", ".join(f"{name}={_literal(value)}" for name, value in result.model_arguments.items())
+    loaded = {name: value for name, value in result.model_arguments.items() if result.model.get(f"weights_{name}") != value}
+    if loaded:
+        listed = ", ".join(f"{name}={_literal(value)}" for name, value in loaded.items())
         return f"load your model with {listed}, as in the trials"
     if is_live(result) or (result.model.get("config") or {}).get("dtype") == "float32":
         return None
@@ -173,6 +174,11 @@ def auto_class(result: TuneResult) -> str:
 def is_live(result: TuneResult) -> bool:
     """Whether the model was made by the user's own program, and is not something with a name."""
     return result.model.get("source") in ("object", "script")
+
+
+def _named_model_arguments(result: TuneResult) -> dict[str, Any]:
+    """Keywords of the model that a script takes by the same names; one that was tuned as it is loads its model in its own way."""
+    return {} if result.spec.workload.script is not None else result.model_arguments
 
 
 def _flag(name: str, value: Any) -> str:

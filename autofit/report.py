@@ -271,8 +271,10 @@ def copy_lines(result: TuneResult, width: int) -> list[Line]:
     if result.spec.workload.script is not None:
         how, command, changed = usage(result)
         code = [*joined_flags(command, width), *changed] if command else changed
+        note = model_note(result)
         lines = [Line(text=text, style=TITLE) for text in wrapped(f"{title}, {how}", width)]
-        return [*lines, Line(text=""), *(Line(text=text, style=CODE) for text in code)]
+        lines += [Line(text=""), *(Line(text=text, style=CODE) for text in code)]
+        return [*lines, *(Line(text=text) for text in wrapped(f"# {note}" if note else "", width, hanging="# ") if text)]
     lines = [Line(text=title, style=TITLE), Line(text="")]
     model, note = model_line(result), model_note(result)
     if model is not None:
