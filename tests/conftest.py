@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -24,6 +25,9 @@ settings.load_profile("autofit")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the run a cache directory, removed at its end; the user's own is neither read nor written."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background by a shell: children would inherit that Ctrl-C is ignored, and some tests press it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     directory = tempfile.mkdtemp(prefix="autofit-test-cache-")
     os.environ["AUTOFIT_CACHE_DIR"] = directory
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
