@@ -71,6 +71,8 @@ def _caveats(problems: Sequence[Problem], seeds: int, seconds: float) -> list[st
         "- Modelled landscapes come from formulas, not from devices; what they say about a card is only as good as those.",
         "- `memory predicted` on a modelled landscape uses its own law with errors of the size that validation on real cards found, and a bare roofline.",
         "- Our trials include the two baselines; rivals start with their own first choice. Repeats of Optuna's samplers are not counted.",
+        "- The recorded grids were recorded on a shared two-core CPU, each configuration once: neighbours differ by luck, so the best of such "
+        "a grid is partly luck and no search can be held to it.",
         "- Regret of a trial count is the true loss of the configuration that measured fastest by then; `final` is what the method returns.",
         "",
         f"Made in {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}, optuna {version('optuna')}, "
