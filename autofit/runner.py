@@ -32,6 +32,7 @@ class TrialRequest:
         optimizer_steps: fixed number of optimizer steps; None = as many as the time window needs.
         window_seconds: measured time aimed for.
         seed: of data and model.
+        evaluate: evaluate after the last step, at the configuration's `per_device_eval_batch_size` (see `evaluation`).
     """
 
     config: TrialConfig
@@ -41,6 +42,7 @@ class TrialRequest:
     optimizer_steps: int | None = None
     window_seconds: float = 1.0
     seed: int = 0
+    evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,8 @@ class CostModelSampler(BaseSampler):
         for trial in study.get_trials(deepcopy=False):
             if trial.number not in self._parsed and trial.state.is_finished() and RECORD in trial.user_attrs:
                 self._parsed[trial.number] = TrialRecord.from_json(trial.user_attrs[RECORD])
-        return [self._parsed[number] for number in sorted(self._parsed)]
+        told = [self._parsed[number] for number in sorted(self._parsed)]
+        return [record for record in told if not record.after_search]
 
 
 class GridOrderSampler(BaseSampler):

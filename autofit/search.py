@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from autofit import baselines, ending, playoff
 from autofit.config import TrialConfig
@@ -101,9 +102,24 @@ class Search:
             interrupted = True
         return self._finding(interrupted, confirmed)
 
+    def afterwards(self, config: TrialConfig, role: Role, why: str, **request: Any) -> TrialRecord:
+        """Run one more trial when the search has ended, under what is left of its time.
+
+        Args:
+            config, role, why: as the record has them.
+            request: further fields of `TrialRequest`.
+
+        Raises:
+            OutOfBudget: the time is spent.
+            KeyboardInterrupt: the trial was ended from outside.
+        """
+        self._check_budget(1.0)
+        return self._add(config, role, why, **request)
+
     @property
     def _records(self) -> Sequence[TrialRecord]:
-        return self._study.records
+        """What the search itself rests on; trials that were run on its winner afterwards are not among them."""
+        return [r for r in self._study.records if not r.after_search]
 
     @property
     def _candidates(self) -> Sequence[TrialRecord]:
@@ -217,17 +233,15 @@ class Search:
         self._observer.trial_ended(self._study.tell(proposal, record))
         self._after(record)
 
-    def _trial(
-        self, config: TrialConfig, role: Role, why: str | None, *, full_length: bool = False
-    ) -> TrialRecord:
+    def _trial(self, config: TrialConfig, role: Role, why: str | None, **request: Any) -> TrialRecord:
         self._observer.trial_started(config, role, why)
         result = self._runner.run(
             TrialRequest(
                 config=config,
                 memory_limit_bytes=self._terms.memory_limit_bytes,
                 timeout_seconds=self._trial_timeout(),
-                full_length=full_length,
                 seed=self._terms.seed,
+                **request,
             )
         )
         failure = result.failure
@@ -246,9 +260,9 @@ class Search:
             why=why,
         )
 
-    def _add(self, config: TrialConfig, role: Role, why: str, *, full_length: bool = False) -> TrialRecord:
+    def _add(self, config: TrialConfig, role: Role, why: str, **request: Any) -> TrialRecord:
         """Run a trial that no sampler proposed."""
-        record = self._study.add(self._trial(config, role, why, full_length=full_length))
+        record = self._study.add(self._trial(config, role, why, **request))
         self._observer.trial_ended(record)
         self._after(record)
         return record

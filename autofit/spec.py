@@ -78,6 +78,7 @@ class SearchSpec:
         sampler: `auto`, `tpe`, `random` or `grid`.
         seed: of the sampler and of the trials.
         tolerance: relative speed difference that does not matter (0.01 = 1 %).
+        eval_batch_size: samples per evaluation step whose memory is tried with the winner; None = no evaluation is tried.
     """
 
     workload: Workload
@@ -94,6 +95,7 @@ class SearchSpec:
     sampler: str = "auto"
     seed: int = 0
     tolerance: float = DEFAULT_TOLERANCE
+    eval_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.effective_batch, bool) or not isinstance(self.effective_batch, int):
@@ -104,6 +106,8 @@ class SearchSpec:
             )
         if self.trials is not None and self.trials < 1:
             raise UserError(f"trials must be at least 1, got {self.trials}")
+        if self.eval_batch_size is not None and not 1 <= self.eval_batch_size <= MAX_EFFECTIVE_BATCH:
+            raise UserError(f"evaluation batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.eval_batch_size}")
         if not 0 <= self.tolerance < 1:
             raise UserError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
 

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autofit.config import TrialConfig
 from autofit.errors import StudyError
 from autofit.space import Space
-from autofit.trial import Outcome, Role, TrialRecord
+from autofit.trial import Outcome, TrialRecord
 
 RECORD = "record"
 WHY = "why"
@@ -96,7 +96,7 @@ class TrialStudy:
     def add(self, record: TrialRecord) -> TrialRecord:
         """Store a run that no sampler proposed (a play-off round, the confirmation, a baseline outside the space)."""
         record = replace(record, number=len(self._study.get_trials(deepcopy=False)))
-        inside = record.role in (Role.PLAYOFF, Role.CONFIRMATION) or record.config in self._space
+        inside = record.config in self._space
         failed = record.outcome is Outcome.FAILED
         frozen = create_trial(
             state=TrialState.FAIL if failed else TrialState.COMPLETE,

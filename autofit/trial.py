@@ -48,6 +48,18 @@ class Role(StrEnum):
     SEARCH = "search"
     PLAYOFF = "playoff"
     CONFIRMATION = "confirmation"
+    LOADER = "loader"  #: the winner again, with other settings of its data loader
+    EVALUATION = "evaluation"  #: the winner again, two optimizer steps and then an evaluation
+
+
+#: arguments that only trials after the search set
+LOADER_KNOBS = (
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_prefetch_factor",
+    "dataloader_persistent_workers",
+)
+EVAL_BATCH = "per_device_eval_batch_size"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,12 @@ class TrialRecord:
     def interrupted(self) -> bool:
         """Whether it was ended from outside, which says nothing of the configuration."""
         return self.failure is not None and self.failure.reason is Reason.INTERRUPTED
+
+    @property
+    def after_search(self) -> bool:
+        """Whether it was run on the winner after the search had ended, and says nothing of the space."""
+        own = self.role in (Role.LOADER, Role.EVALUATION)
+        return own or any(name in LOADER_KNOBS or name == EVAL_BATCH for name, _ in self.config.extra)
 
     @property
     def samples_per_second(self) -> float | None:

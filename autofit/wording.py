@@ -20,6 +20,8 @@ ROLE_NAMES: Mapping[Role, str] = {
     Role.SEARCH: "search",
     Role.PLAYOFF: "play-off",
     Role.CONFIRMATION: "confirm",
+    Role.LOADER: "loader",
+    Role.EVALUATION: "evaluate",
 }
 BASELINE_NAMES: Mapping[str, str] = {
     "defaults": "the plain defaults",
