@@ -10,7 +10,10 @@ from typing import Any
 
 from autofit import nvml
 from autofit.arguments import KNOWN_DEFAULTS
-from autofit.config import TrialConfig
+from autofit.choices import capabilities_of as capabilities_of
+from autofit.choices import recorded_space
+from autofit.choices import reference_optim as reference_optim
+from autofit.choices import space_of as space_of
 from autofit.device import Device
 from autofit.errors import NothingFits, UserError, WorkerError
 from autofit.estimation import asking
@@ -23,7 +26,7 @@ from autofit.replay import ReplayRunner
 from autofit.result import Warning
 from autofit.runner import Runner
 from autofit.script_command import shown, without_secrets
-from autofit.space import Capabilities, Space, build_space
+from autofit.space import Space
 from autofit.spec import SearchSpec, Workload
 from autofit.units import format_bytes
 
@@ -114,7 +117,7 @@ def replayed_scene(
             f"the landscape was recorded at effective batch {landscape.effective_batch}, not {spec.effective_batch}",
             hint=f"use --effective-batch {landscape.effective_batch}",
         )
-    space = Space(configs=tuple(p.config for p in landscape.points if _wanted(p.config, spec)))
+    space = recorded_space(spec, landscape)
     precisions = tuple(dict.fromkeys(c.precision for c in space.configs))
     described = {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}
     facts = {"software": dict(landscape.software), "model": described}
@@ -162,56 +165,6 @@ def _recorded_limit(landscape: Landscape) -> int | None:
 def _origin(landscape: Landscape) -> str:
     kind = "modelled, not measured" if landscape.modelled else "recorded"
     return f"replayed from a landscape ({kind}) of {landscape.device.name}: nothing was run here"
-
-
-def _wanted(config: TrialConfig, spec: SearchSpec) -> bool:
-    return (
-        (spec.precisions is None or config.precision in spec.precisions)
-        and (spec.optims is None or config.optim in spec.optims)
-        and (spec.checkpointing is None or config.gradient_checkpointing in spec.checkpointing)
-        and (spec.batch_sizes is None or config.per_device_train_batch_size in spec.batch_sizes)
-    )
-
-
-def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
-    """Every configuration that `spec` allows and the device of `facts` can run.
-
-    Raises:
-        UserError: a named choice is impossible here, or nothing is left.
-    """
-    return build_space(
-        effective_batch=spec.effective_batch,
-        capabilities=capabilities_of(facts),
-        precisions=spec.precisions,
-        optims=_optims(spec, facts),
-        checkpointing=spec.checkpointing,
-        batch_sizes=spec.batch_sizes,
-    )
-
-
-def _optims(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The optimizers that may be searched: the default alone (its name changes nothing) where a script makes its own."""
-    script = (facts.get("model") or {}).get("script") or {}
-    if not script.get("own_optimizer"):
-        return spec.optims
-    if spec.optims is not None:
-        raise UserError("the script makes its own optimizer: --optim has no effect", hint="leave --optim out")
-    return (str(facts["argument_defaults"].get("optim") or KNOWN_DEFAULTS["optim"]),)
-
-
-def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
-    """Capabilities from a child's answer to `describe`."""
-    model = facts.get("model") or {}
-    device = Device.from_json(facts["device"])
-    return Capabilities(
-        device_kind=device.kind,
-        precisions=device.precisions,
-        optims=tuple(facts["optims"]),
-        missing_packages=facts["missing_packages"],
-        supports_checkpointing=bool(model.get("supports_gradient_checkpointing", True)),
-        model_name=str(model.get("class", "the model")),
-        weights_dtype=model.get("weights_dtype"),
-    )
 
 
 def memory_limit(

@@ -12,34 +12,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from autofit.arguments import CHECKPOINTING_EXTRAS
+from autofit.capabilities import OPTIM_PACKAGES as OPTIM_PACKAGES
+from autofit.capabilities import Capabilities as Capabilities
+from autofit.capabilities import checkpointing_problem as checkpointing_problem
+from autofit.capabilities import optim_problem as optim_problem
+from autofit.capabilities import precision_problem as precision_problem
 from autofit.config import Precision, Scalar, TrialConfig
 from autofit.errors import UserError
+from autofit.numerics import optim_change, precision_change
 
 T = TypeVar("T")
 GEMM_GRANULARITY = 8
 DEFAULT_OPTIMS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adamw_bnb_8bit")
 DEFAULT_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.TF32, Precision.FP32)
-#: What a part of an optimizer's name needs; the first that matches counts (`Trainer.get_optimizer_cls_and_kwargs`).
-OPTIM_PACKAGES: tuple[tuple[str, str], ...] = (
-    ("galore", "galore_torch"),
-    ("apollo", "apollo_torch"),
-    ("adalomo", "lomo_optim"),
-    ("lomo", "lomo_optim"),
-    ("grokadamw", "grokadamw"),
-    ("schedule_free", "schedulefree"),
-    ("stable_adamw", "optimi"),
-    ("adamw_torch_4bit", "torchao"),
-    ("adamw_torch_8bit", "torchao"),
-    ("xla", "torch_xla"),
-    ("npu", "torch_npu"),
-    ("anyprecision", "torchdistx"),
-    ("apex", "apex"),
-    ("bnb", "bitsandbytes"),
-    ("8bit", "bitsandbytes"),
-    ("ademamix", "bitsandbytes"),
-    ("lion", "bitsandbytes"),
-    ("paged", "bitsandbytes"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,29 +35,6 @@ class Removal:
     knob: str
     value: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
-    """What device, packages and model allow, as a child reported it.
-
-    Attributes:
-        device_kind: `cuda` or `cpu`.
-        precisions: computed natively by the device.
-        optims: every name that the installed TrainingArguments accepts.
-        missing_packages: package -> why it cannot be used (`not installed`, an import error).
-        supports_checkpointing: whether the model class implements it.
-        model_name: for messages.
-        weights_dtype: dtype of a live model's own parameters; None when autofit builds the model.
-    """
-
-    device_kind: str
-    precisions: tuple[Precision, ...]
-    optims: tuple[str, ...]
-    missing_packages: Mapping[str, str] = field(default_factory=dict)
-    supports_checkpointing: bool = True
-    model_name: str = "the model"
-    weights_dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +115,8 @@ def build_space(
     checkpointing: Sequence[bool] | None = None,
     batch_sizes: Sequence[int] | None = None,
     extras: Sequence[tuple[tuple[str, Scalar], ...]] = ((),),
+    keep_numerics: bool = False,
+    reference_optim: str | None = None,
     world_size: int = 1,
 ) -> Space:
     """Return the space for this device and model.
@@ -161,7 +126,9 @@ def build_space(
     Args:
         effective_batch: samples per optimizer step over all devices.
         precisions, optims, checkpointing, batch_sizes: the user's restrictions; None = the defaults.
-        extras: alternatives for further keywords; one empty alternative = none.
+        extras: alternatives for further keywords; one empty alternative = none. Those of checkpointing go with checkpointing only.
+        keep_numerics: whether choices that change the mathematics of training are taken out (see `numerics`).
+        reference_optim: the user's own optimizer: it is searched with the default ones, and what others are compared with.
         world_size: devices that share the effective batch.
 
     Raises:
@@ -172,16 +139,20 @@ def build_space(
     per_device = effective_batch // world_size
     removals: list[Removal] = []
     sizes = _batch_sizes(per_device, batch_sizes)
-    kept_precisions = _kept(
-        "precision",
-        precisions,
-        DEFAULT_PRECISIONS,
-        lambda p: precision_problem(Precision(p), capabilities),
-        removals,
-    )
-    kept_optims = _kept(
-        "optim", optims, DEFAULT_OPTIMS, lambda o: optim_problem(str(o), capabilities), removals
-    )
+    reference = reference_optim or DEFAULT_OPTIMS[0]
+    dtype = capabilities.weights_dtype
+
+    def precision_trouble(precision: Precision) -> str | None:
+        changed = precision_change(precision, dtype) if keep_numerics else None
+        return precision_problem(precision, capabilities) or changed
+
+    def optim_trouble(optim: str) -> str | None:
+        changed = optim_change(optim, reference) if keep_numerics else None
+        return optim_problem(optim, capabilities) or changed
+
+    own = () if reference in DEFAULT_OPTIMS else (reference,)
+    kept_precisions = _kept("precision", precisions, DEFAULT_PRECISIONS, precision_trouble, removals)
+    kept_optims = _kept("optim", optims, (*DEFAULT_OPTIMS, *own), optim_trouble, removals)
     kept_ckpt = _kept(
         "gradient_checkpointing",
         checkpointing,
@@ -202,6 +173,7 @@ def build_space(
         for precision in kept_precisions
         for optim in kept_optims
         for extra in extras
+        if ckpt or not any(name in CHECKPOINTING_EXTRAS for name, _ in extra)
         for size in sizes
     )
     notes = []
@@ -214,45 +186,6 @@ def build_space(
             f"{per_device} has no divisor that is a multiple of {GEMM_GRANULARITY}: tensor cores prefer such batch sizes; all divisors are searched"
         )
     return Space(configs=configs, removals=tuple(removals), notes=tuple(notes))
-
-
-def precision_problem(precision: Precision, caps: Capabilities) -> str | None:
-    """Why `precision` cannot (or should not) run here; None when it can."""
-    needs = Precision.BF16 if precision is Precision.PURE_BF16 else precision
-    if caps.weights_dtype not in (None, "float32") and precision in (
-        Precision.FP32,
-        Precision.TF32,
-        Precision.FP16,
-    ):
-        return f"the model's own weights are {caps.weights_dtype}: load it in float32 to train in {precision}"
-    if needs in caps.precisions:
-        return None
-    if precision is Precision.FP16 and caps.device_kind == "cpu":
-        return "fp16 has no effect on the CPU (the library ignores it silently)"
-    if needs is Precision.TF32:
-        return "tf32 needs an NVIDIA card of compute capability 8.0 or newer"
-    if needs is Precision.BF16:
-        return "bf16 is not native on this device: it would be emulated and slow"
-    return f"{precision} is not supported on this device"
-
-
-def optim_problem(optim: str, caps: Capabilities) -> str | None:
-    """Why `optim` cannot run here; None when it can."""
-    if optim not in caps.optims:
-        return "the installed transformers does not know it"
-    package = next((package for part, package in OPTIM_PACKAGES if part in optim), None)
-    if package is not None and package in caps.missing_packages:
-        return f"needs {package}, which is {caps.missing_packages[package]}"
-    if caps.device_kind == "cpu" and optim.startswith("paged_ademamix"):
-        return "paged memory needs CUDA"
-    return None
-
-
-def checkpointing_problem(checkpointing: bool, caps: Capabilities) -> str | None:
-    """Why checkpointing cannot be switched on; None when it can."""
-    if checkpointing and not caps.supports_checkpointing:
-        return f"{caps.model_name} does not implement gradient checkpointing"
-    return None
 
 
 def _batch_sizes(per_device: int, asked: Sequence[int] | None) -> tuple[int, ...]:

@@ -72,6 +72,9 @@ class SearchSpec:
         device: `cuda:N`, `cpu`, or None for the first accelerator, else the CPU.
         memory_limit_bytes: bytes of the device that the run may use, context included; None = what is free, less a margin.
         precisions, optims, checkpointing, batch_sizes: restrictions of the space; None = all that the device supports.
+        keep_numerics: whether only choices are searched that leave the mathematics of training as it is (see `numerics`).
+        reference_optim: the optimizer in the user's own arguments; None = they name none, or the library's default.
+        tune: what the space is widened by, beyond the plain one (see `extras`).
         trials: most trials that run (play-off and confirmation not counted); None = no limit but the space.
         timeout_seconds: for the whole search; None = none.
         trial_timeout_seconds: for one trial; None = a generous default.
@@ -89,6 +92,9 @@ class SearchSpec:
     optims: tuple[str, ...] | None = None
     checkpointing: tuple[bool, ...] | None = None
     batch_sizes: tuple[int, ...] | None = None
+    keep_numerics: bool = False
+    reference_optim: str | None = None
+    tune: tuple[str, ...] = ()
     trials: int | None = None
     timeout_seconds: float | None = None
     trial_timeout_seconds: float | None = None
@@ -115,6 +121,7 @@ class SearchSpec:
         """All fields, as JSON."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         data["workload"] = self.workload.to_json()
+        data["tune"] = list(self.tune)
         for name in ("precisions", "optims", "checkpointing", "batch_sizes"):
             data[name] = (
                 None if data[name] is None else [str(v) if name == "precisions" else v for v in data[name]]
@@ -129,6 +136,7 @@ class SearchSpec:
         for name in ("precisions", "optims", "checkpointing", "batch_sizes"):
             if kept.get(name) is not None:
                 kept[name] = tuple(Precision(v) if name == "precisions" else v for v in kept[name])
+        kept["tune"] = tuple(kept.get("tune") or ())
         return _from_known(cls, kept)
 
 

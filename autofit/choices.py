@@ -1,0 +1,95 @@
+"""What a search may choose from: the space that the spec allows on a device, or in a recorded grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.arguments import KNOWN_DEFAULTS
+from autofit.capabilities import Capabilities
+from autofit.config import TrialConfig
+from autofit.device import Device
+from autofit.errors import UserError
+from autofit.landscape import Landscape
+from autofit.numerics import changes, optim_change, precision_change
+from autofit.space import Removal, Space, build_space
+from autofit.spec import SearchSpec
+
+
+def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
+    """Every configuration that `spec` allows and the device of `facts` can run.
+
+    Raises:
+        UserError: a named choice is impossible here, or nothing is left.
+    """
+    return build_space(
+        effective_batch=spec.effective_batch,
+        capabilities=capabilities_of(facts),
+        precisions=spec.precisions,
+        optims=_optims(spec, facts),
+        checkpointing=spec.checkpointing,
+        batch_sizes=spec.batch_sizes,
+        keep_numerics=spec.keep_numerics,
+        reference_optim=reference_optim(spec, facts),
+    )
+
+
+def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:
+    """The optimizer whose mathematics is the user's: of their arguments or script, else the library's default."""
+    own = ((facts.get("model") or {}).get("script") or {}).get("own") or {}
+    defaults = facts.get("argument_defaults") or KNOWN_DEFAULTS
+    return str(spec.reference_optim or own.get("optim") or defaults.get("optim") or KNOWN_DEFAULTS["optim"])
+
+
+def _optims(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The optimizers that may be searched: the default alone (its name changes nothing) where a script makes its own."""
+    script = (facts.get("model") or {}).get("script") or {}
+    if not script.get("own_optimizer"):
+        return spec.optims
+    if spec.optims is not None:
+        raise UserError("the script makes its own optimizer: --optim has no effect", hint="leave --optim out")
+    return (str(facts["argument_defaults"].get("optim") or KNOWN_DEFAULTS["optim"]),)
+
+
+def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
+    """Capabilities from a child's answer to `describe`."""
+    model = facts.get("model") or {}
+    device = Device.from_json(facts["device"])
+    return Capabilities(
+        device_kind=device.kind,
+        precisions=device.precisions,
+        optims=tuple(facts["optims"]),
+        missing_packages=facts["missing_packages"],
+        supports_checkpointing=bool(model.get("supports_gradient_checkpointing", True)),
+        model_name=str(model.get("class", "the model")),
+        weights_dtype=model.get("weights_dtype"),
+        extras=model.get("extras") or {},
+    )
+
+
+def recorded_space(spec: SearchSpec, landscape: Landscape) -> Space:
+    """The part of a recorded grid that `spec` allows."""
+    wanted = [p.config for p in landscape.points if _wanted(p.config, spec)]
+    if not spec.keep_numerics:
+        return Space(configs=tuple(wanted))
+    reference = reference_optim(spec, {})
+    kept = tuple(c for c in wanted if not changes(c, reference=reference))
+    removals: dict[tuple[str, str], Removal] = {}
+    for optim in dict.fromkeys(c.optim for c in wanted):
+        reason = optim_change(optim, reference)
+        if reason is not None:
+            removals["optim", optim] = Removal(knob="optim", value=optim, reason=reason)
+    for precision in dict.fromkeys(c.precision for c in wanted):
+        reason = precision_change(precision, None)
+        if reason is not None:
+            removals["precision", precision] = Removal(knob="precision", value=precision, reason=reason)
+    return Space(configs=kept, removals=tuple(removals.values()))
+
+
+def _wanted(config: TrialConfig, spec: SearchSpec) -> bool:
+    return (
+        (spec.precisions is None or config.precision in spec.precisions)
+        and (spec.optims is None or config.optim in spec.optims)
+        and (spec.checkpointing is None or config.gradient_checkpointing in spec.checkpointing)
+        and (spec.batch_sizes is None or config.per_device_train_batch_size in spec.batch_sizes)
+    )
