@@ -20,6 +20,7 @@ LEVEL = 0.95
 CONTENDERS = 5
 #: Completed trials after which the tolerance doubles with each further one: they find less than they cost.
 PATIENCE = 10
+WIDENING = 2.0  #: of the tolerance, per further trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ class Advisor:
         if beliefs.best is None:
             return self._first(beliefs, untested)
         log_gain = beliefs.speed - beliefs.speed[:, [beliefs.best]]
-        tolerance = self._tolerance * 2.0 ** max(0, beliefs.completed - PATIENCE)
+        tolerance = self._tolerance * WIDENING ** max(0, beliefs.completed - PATIENCE)
         beats = beliefs.fits * (log_gain > np.log1p(tolerance)).mean(axis=0)
         open_rows = untested[beats[untested] > 1.0 - LEVEL]
         contenders = self._contenders(beliefs, beats, untested)

@@ -2,13 +2,13 @@
 
 File: `{"schema": "autofit/landscape", "version": 1, "spec", "device", "software", "points"}`, each point
 `{"config", "outcome": "completed"|"oom", "micro_step_seconds", "fetch_seconds", "update_seconds",
-"peak_allocated_bytes", "peak_reserved_bytes"}`. Model and device may be unknown here: everything but `points` is optional.
+"peak_allocated_bytes", "peak_reserved_bytes", "runs"}`. Model and device may be unknown here: everything but `points` is optional.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,35 @@ SCHEMA, VERSION = "autofit/landscape", 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One recorded configuration: a measurement, or None when it was out of memory."""
+    """One recorded configuration.
+
+    Attributes:
+        config: what was run.
+        measurement: samples of all its runs, one list after another; None when it was out of memory.
+        runs: how many runs the samples are from.
+    """
 
     config: TrialConfig
     measurement: Measurement | None = None
+    runs: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runs, bool) or not isinstance(self.runs, int) or self.runs < 1:
+            raise UserError(f"runs must be a positive whole number, got {self.runs!r}")
+
+    def joined(self, other: Measurement) -> Point:
+        """The point with the samples of one more run; each memory counter is the largest of all runs."""
+        if self.measurement is None:
+            raise ValueError("an out-of-memory point has no samples")
+        one = self.measurement
+        measurement = replace(
+            one,
+            micro_step_seconds=one.micro_step_seconds + other.micro_step_seconds,
+            fetch_seconds=one.fetch_seconds + other.fetch_seconds,
+            update_seconds=one.update_seconds + other.update_seconds,
+            memory=_largest(one.memory, other.memory),
+        )
+        return replace(self, measurement=measurement, runs=self.runs + 1)
 
     def to_json(self) -> dict[str, Any]:
         """The point as the file holds it."""
@@ -42,6 +67,7 @@ class Point:
             "update_seconds": list(m.update_seconds),
             "peak_allocated_bytes": m.memory.peak_allocated_bytes,
             "peak_reserved_bytes": m.memory.peak_reserved_bytes,
+            "runs": self.runs,
         }
 
     @classmethod
@@ -54,6 +80,7 @@ class Point:
             raise UserError(f"unknown outcome {data['outcome']!r}")
         return cls(
             config=config,
+            runs=data.get("runs", 1),
             measurement=Measurement(
                 micro_step_seconds=tuple(data["micro_step_seconds"]),
                 fetch_seconds=tuple(data.get("fetch_seconds") or ()),
@@ -156,6 +183,15 @@ class Landscape:
     def load(cls, path: str | Path) -> Landscape:
         """Read a landscape file."""
         return cls.from_json(read_json_object(path, what="landscape"))
+
+
+def _largest(one: Memory, other: Memory) -> Memory:
+    """Counter by counter the larger of two readings; unknown only where both are."""
+    most: dict[str, Any] = {}
+    for counter in fields(Memory):
+        known = [value for value in (getattr(one, counter.name), getattr(other, counter.name)) if value is not None]
+        most[counter.name] = max(known, default=None)
+    return replace(one, **most)
 
 
 def _counter(data: Mapping[str, Any], name: str) -> int | None:

@@ -48,7 +48,7 @@ class ReplayRunner:
         if misfit is not None:
             return TrialResult(outcome=Outcome.INFEASIBLE, failure=misfit)
         assert point.measurement is not None
-        measurement = self._drawn(point.measurement, request)
+        measurement = self._drawn(point.measurement, point.runs, request)
         if self._cancelled.is_set():
             return _failed(Outcome.FAILED, Reason.INTERRUPTED, "interrupted")
         return TrialResult(
@@ -85,12 +85,14 @@ class ReplayRunner:
         )
         return Failure(reason=Reason.OUT_OF_MEMORY, message=message, requested_bytes=needed - limit)
 
-    def _drawn(self, recorded: Measurement, request: TrialRequest) -> Measurement:
+    def _drawn(self, recorded: Measurement, runs: int, request: TrialRequest) -> Measurement:
+        """As many samples as one run has, from all of them."""
+
         def draw(values: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(self._random.choices(values, k=len(values))) if values else ()
+            return tuple(self._random.choices(values, k=max(1, len(values) // runs))) if values else ()
 
         memory = recorded.memory
-        steps = max(1, len(recorded.update_seconds)) + WARMUP_STEPS
+        steps = max(1, len(recorded.update_seconds) // runs) + WARMUP_STEPS
         return Measurement(
             micro_step_seconds=draw(recorded.micro_step_seconds),
             fetch_seconds=draw(recorded.fetch_seconds),

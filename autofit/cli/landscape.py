@@ -19,6 +19,13 @@ from autofit.cli.options import Duration, space_options, spec_of, workload_of, w
     "--window", type=Duration(), default="1s", show_default=True, help="Measured time per configuration."
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Runs of each configuration; more even out a noisy machine.",
+)
+@click.option(
     "--output",
     type=click.Path(),
     default="grid.json",
@@ -26,8 +33,8 @@ from autofit.cli.options import Duration, space_options, spec_of, workload_of, w
     metavar="FILE",
     help="The landscape.",
 )
-def command(output: str, timeout: float | None, window: float, **values: Any) -> None:
-    """Run every legal configuration once and write raw samples and memory. Goes on where an existing FILE stops."""
+def command(output: str, timeout: float | None, window: float, rounds: int, **values: Any) -> None:
+    """Run every legal configuration and write raw samples and memory. Goes on where an existing FILE stops."""
     from autofit.files import check_writable
     from autofit.recording import record_landscape
 
@@ -38,6 +45,7 @@ def command(output: str, timeout: float | None, window: float, **values: Any) ->
         output,
         timeout_seconds=timeout,
         window_seconds=window,
+        rounds=rounds,
         say=lambda text: click.echo(text, err=True),
     )
     fitting = sum(point.measurement is not None for point in landscape.points)
