@@ -20,7 +20,7 @@ LEVEL = 0.95
 CONTENDERS = 5
 #: Completed trials after which the tolerance doubles with each further one: they find less than they cost.
 PATIENCE = 10
-WIDENING = 2.0  #: of the tolerance, per further trial
+WIDENING = 1.3  #: of the tolerance, per further trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

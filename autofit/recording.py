@@ -62,7 +62,7 @@ def record_landscape(
         device = Device.from_json(facts["device"])
         runner.context_bytes = device.context_bytes
         described = _described(spec, facts)
-        recording = _Recording(
+        recording = Recording(
             path=Path(path),
             device=replace(device, holders=()),
             described=described,
@@ -77,7 +77,7 @@ def record_landscape(
             points=_existing(path, described, device),
         )
         space = space_of(spec, facts)
-        for number, config in enumerate(_order(space.configs, rounds, spec.seed)):
+        for number, config in enumerate(in_order(space.configs, rounds, spec.seed)):
             this_round = number // len(space) + 1
             if not recording.wants(config, this_round):
                 continue
@@ -90,7 +90,7 @@ def record_landscape(
 
 
 @dataclass(kw_only=True)
-class _Recording:
+class Recording:
     """The points so far and the file that holds them.
 
     Attributes:
@@ -184,7 +184,7 @@ def _speed(config: TrialConfig, measurement: Measurement) -> str:
     return f"{speed:.2f} samples/s" + (f", {format_bytes(needed)}" if needed is not None else "")
 
 
-def _order(configs: tuple[TrialConfig, ...], rounds: int, seed: int) -> Iterator[TrialConfig]:
+def in_order(configs: tuple[TrialConfig, ...], rounds: int, seed: int) -> Iterator[TrialConfig]:
     """The first round with small batches first, so that what follows an out-of-memory is known without a run; the others shuffled."""
     yield from sorted(configs, key=lambda c: (c.precision, c.optim, not c.gradient_checkpointing, c.per_device_train_batch_size))
     for number in range(1, rounds):
