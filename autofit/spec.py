@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
+from autofit.adaptation import Adaptation
 from autofit.config import Precision
 from autofit.errors import UserError
 
@@ -30,6 +31,7 @@ class Workload:
         objects_path: private cloudpickle file with live objects (model, dataset, ...); None for named models.
         script: the user's script as Python's own command line has it after `python` (`train.py --lr 1e-4`, `-m pkg.train`);
             it builds model, data and Trainer itself, and `model` is its label.
+        adaptation: an adapter, and how the weights under it are stored; None = the model is trained as it is.
     """
 
     model: str
@@ -39,6 +41,7 @@ class Workload:
     attn_implementation: str | None = None
     objects_path: str | None = None
     script: tuple[str, ...] | None = None
+    adaptation: Adaptation | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -48,17 +51,19 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return asdict(self)
+        return {**asdict(self), "adaptation": None if self.adaptation is None else self.adaptation.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Workload:
         """Inverse of `to_json`; unknown keys are ignored."""
-        script = data.get("script")
-        return _from_known(cls, {**data, "script": None if script is None else tuple(script)})
+        script, adaptation = data.get("script"), data.get("adaptation")
+        known = {**data, "script": None if script is None else tuple(script)}
+        return _from_known(cls, {**known, "adaptation": None if adaptation is None else Adaptation.from_json(adaptation)})
 
     def identity(self) -> str:
         """A digest of what is named here. Live objects are not in it: where they matter, the model's own digest stands beside it."""
-        facts = {k: v for k, v in self.to_json().items() if k != "objects_path" and (k != "script" or v is not None)}
+        later = ("script", "adaptation")  # not in digests of before they existed
+        facts = {k: v for k, v in self.to_json().items() if k != "objects_path" and (k not in later or v is not None)}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from autofit.errors import UserError
+from autofit.workload.adapters import cast_frozen, is_adapted
+from autofit.workload.quantised import without_adapters as without_adapters
 from autofit.workload.initialise import FastRandom
 from autofit.workload.objects import LiveObjects
 from autofit.workload.sources import first_line
+from autofit.workload.tasks import Task
 
 
 def blamed(make: Callable[[str], Any], device: str, what: str) -> Any:
@@ -69,12 +72,6 @@ def sketch(objects: LiveObjects) -> torch.nn.Module:
         return call_builder(objects, device="cpu")
 
 
-def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """The transformers model inside a PEFT model; any other model itself."""
-    inner = getattr(model, "get_base_model", None)
-    return inner() if callable(inner) else model
-
-
 def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Cast parameters and saved buffers; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
     saved = set(model.state_dict(keep_vars=True))
@@ -82,6 +79,13 @@ def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         if name in saved and tensor.dtype != dtype and tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype)
     return model
+
+
+def in_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Module:
+    """A live model with its weights in `dtype` (of a model with adapters: all but those); None leaves them."""
+    if dtype is None:
+        return model
+    return cast_frozen(model, dtype) if is_adapted(model) else as_dtype(model, dtype)
 
 
 def set_attention(model: PreTrainedModel, implementation: str | None) -> None:
@@ -97,3 +101,19 @@ def set_attention(model: PreTrainedModel, implementation: str | None) -> None:
     except (ValueError, ImportError) as error:
         message = f"the model does not take attention {implementation!r}: {first_line(error)}"
         raise UserError(message) from error
+
+
+def prepare_config(config: PretrainedConfig, task: Task | None) -> None:
+    """Settings that training needs: no key-value cache, and padding for decoders that classify."""
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    if task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = _substitute_padding(config)
+
+
+def _substitute_padding(config: PretrainedConfig) -> int:
+    """Decoders refuse batches larger than 1 without a padding token; the end-of-text token is the usual one."""
+    end = getattr(config, "eos_token_id", None)
+    end = end[0] if isinstance(end, list | tuple) and end else end
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 1)
+    return end if isinstance(end, int) and 0 <= end < vocabulary else 0

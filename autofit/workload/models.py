@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,17 +15,21 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from autofit.adaptation import Adaptation
 from autofit.errors import UserError
 from autofit.spec import Workload
+from autofit.workload import adapters, quantised
 from autofit.workload.construct import (
-    as_dtype,
     blamed,
     call_builder,
+    in_dtype,
+    prepare_config,
     quick,
     set_attention,
     sketch,
     without_adapters,
 )
+from autofit.workload.digests import config_digest, json_able, module_digest
 from autofit.workload.objects import LiveObjects, load_objects
 from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
@@ -53,9 +55,6 @@ __all__ = [
     "resolve_with",
 ]
 
-#: config fields that say where a config came from, not what model it makes
-_NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", "architectures")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
@@ -70,6 +69,7 @@ class ResolvedModel:
         digest: of the config's values (live modules: of parameter names and shapes).
         trust_remote_code, attn_implementation: as in `Workload`.
         objects: the live objects; None for names.
+        adaptation: what is put on the model, and how its weights are stored; None = trained as it is.
         warnings: one line each, for the user.
     """
 
@@ -82,6 +82,7 @@ class ResolvedModel:
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     objects: LiveObjects | None = None
+    adaptation: Adaptation | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -122,10 +123,11 @@ def resolve_with(workload: Workload, objects: LiveObjects | None) -> ResolvedMod
         config=config,
         task=task,
         seq_len=sequence_length(workload.seq_len, task, config),
-        digest=_config_digest(config),
+        digest=config_digest(config, workload.adaptation),
         trust_remote_code=workload.trust_remote_code,
         attn_implementation=workload.attn_implementation,
         objects=objects,
+        adaptation=workload.adaptation,
         warnings=found.warnings,
     )
 
@@ -142,15 +144,20 @@ def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
         seq_len = sequence_length(workload.seq_len, task, config)
     else:
         seq_len = workload.seq_len or DEFAULT_TEXT_LENGTH
-    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    if workload.adaptation is not None and workload.adaptation.quantization is not None:
+        raise UserError(
+            "quantize works for models that autofit builds from a name or a config",
+            hint="load your model with a BitsAndBytesConfig, put an adapter on it, and hand that over",
+        )
     return ResolvedModel(
         name=workload.model,
         source="object",
         config=config,
         task=task,
         seq_len=seq_len,
-        digest=_digest([type(model).__name__, shapes]),
+        digest=module_digest(model, workload.adaptation),
         objects=objects,
+        adaptation=workload.adaptation,
     )
 
 
@@ -158,34 +165,39 @@ def build(
     resolved: ResolvedModel,
     *,
     device: str,
-    weight_dtype: str = "float32",
+    weight_dtype: str | None = "float32",
     attn_implementation: str | None = None,
+    compute_dtype: torch.dtype = torch.bfloat16,
 ) -> Any:
     """Return the model on `device`, in training mode, with random weights (live modules keep theirs).
 
     Args:
         device: a torch device; `meta` gives shapes only. Weights are made there, never moved (live ones are).
-        weight_dtype: dtype of the parameters; a config's own dtype is not looked at.
+        weight_dtype: dtype of the parameters; a config's own dtype is not looked at. None leaves a live module's as they are.
         attn_implementation: overrides the workload's; None = the library's choice.
+        compute_dtype: in which quantised layers multiply.
 
     Returns:
-        A `PreTrainedModel`, or the user's `nn.Module`.
+        A `PreTrainedModel`, the user's `nn.Module`, or either under an adapter.
 
     Raises:
         UserError: the model's class refuses its config (it also does so without any memory, on `meta`).
         Exception: anything else that building raises, out of memory above all, as it is.
     """
-    dtype = getattr(torch, weight_dtype)
+    dtype = None if weight_dtype is None else getattr(torch, weight_dtype)
     objects = resolved.objects
     if objects is not None and objects.is_live:
         model = objects.model if objects.model is not None else call_builder(objects, device=device)
-        model = as_dtype(model, dtype).to(device)
-        if isinstance(model, PreTrainedModel):
-            _prepare(model.config, resolved.task)
-            set_attention(model, attn_implementation or resolved.attn_implementation)
+        model = in_dtype(model, dtype).to(device)
+        inner = without_adapters(model)
+        if isinstance(inner, PreTrainedModel):
+            prepare_config(inner.config, resolved.task)
+            set_attention(inner, attn_implementation or resolved.attn_implementation)
     else:
-        construct = functools.partial(_construct, resolved, attn_implementation, dtype)
+        construct = functools.partial(_construct, resolved, attn_implementation, dtype, compute_dtype)
         model = blamed(construct, device, f"model {resolved.name!r} cannot be built")
+    if resolved.adaptation is not None:
+        model = adapters.with_adapter(model, resolved.adaptation, resolved.task)
     return model.train()
 
 
@@ -198,36 +210,29 @@ def model_class(resolved: ResolvedModel) -> type:
 
 
 def _construct(
-    resolved: ResolvedModel, attn_implementation: str | None, dtype: torch.dtype, device: str
+    resolved: ResolvedModel,
+    attn_implementation: str | None,
+    dtype: torch.dtype | None,
+    compute_dtype: torch.dtype,
+    device: str,
 ) -> PreTrainedModel:
     config = copy.deepcopy(resolved.config)
     if config is None or resolved.task is None:
         raise UserError(f"model {resolved.name!r} cannot be built without a config and a task")
     config.architectures = config.architectures or []  # the auto classes iterate over it
-    _prepare(config, resolved.task)
+    prepare_config(config, resolved.task)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": resolved.trust_remote_code}
     attention = attn_implementation or resolved.attn_implementation
     if attention is not None:
         options["attn_implementation"] = attention
+    make = functools.partial(resolved.auto_class.from_config, config, **options)
+    adaptation = resolved.adaptation
     with torch.device(device), quick(device):
-        model: PreTrainedModel = resolved.auto_class.from_config(config, **options)
+        if adaptation is not None and adaptation.quantization is not None:
+            kept = functools.partial(adapters.trained_in_full, adaptation=adaptation, task=resolved.task)
+            return quantised.build_quantised(make, adaptation.quantization, device=device, compute=compute_dtype, kept=kept)
+        model: PreTrainedModel = make()
     return model
-
-
-def _prepare(config: PretrainedConfig, task: Task | None) -> None:
-    """Settings that training needs: no key-value cache, and padding for decoders that classify."""
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
-    if task is Task.SEQUENCE_CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = _substitute_padding(config)
-
-
-def _substitute_padding(config: PretrainedConfig) -> int:
-    """Decoders refuse batches larger than 1 without a padding token; the end-of-text token is the usual one."""
-    end = getattr(config, "eos_token_id", None)
-    end = end[0] if isinstance(end, list | tuple) and end else end
-    vocabulary = getattr(config.get_text_config(), "vocab_size", 1)
-    return end if isinstance(end, int) and 0 <= end < vocabulary else 0
 
 
 def facts(resolved: ResolvedModel) -> dict[str, Any]:
@@ -237,7 +242,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         `name`, `source`, `task`, `seq_len`, `digest`, `warnings`, `class`, `n_params`, `n_trainable_params`,
         `hidden_size`, `num_layers`, `num_heads`, `vocab_size`, `max_positions`, `tie_word_embeddings`,
         `supports_gradient_checkpointing`, `supports_sdpa`, `attn_implementation`, `config`; None where the model
-        does not say.
+        does not say. `adapter` (peft's name), `quantization` and `weights_bytes`: as it is trained.
     """
     objects = resolved.objects
     if objects is not None and objects.is_live:
@@ -253,15 +258,27 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "seq_len": resolved.seq_len,
         "digest": resolved.digest,
         "warnings": list(resolved.warnings),
-        "class": type(model).__name__,
-        "n_params": sum(p.numel() for p in parameters),
+        "class": type(without_adapters(model)).__name__,
+        "adapter": adapters.adapter_type(model),
+        **_stored(model, resolved),
+        "n_params": sum(quantised.count(p) for p in parameters),
         "n_trainable_params": sum(p.numel() for p in parameters if p.requires_grad),
         **_config_facts(config),
         "supports_gradient_checkpointing": bool(getattr(model, "supports_gradient_checkpointing", False)),
         "supports_sdpa": bool(getattr(model, "_supports_sdpa", False)),
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
-        "config": None if config is None else _json_able(config.to_dict()),
+        "config": None if config is None else json_able(config.to_dict()),
     }
+
+
+def _stored(model: Any, resolved: ResolvedModel) -> dict[str, Any]:
+    """`quantization` and `weights_bytes` of the model as it will be built; on `meta` it is plain."""
+    adaptation = resolved.adaptation
+    if adaptation is None or adaptation.quantization is None:
+        return {"quantization": quantised.quantization_of(model), "weights_bytes": quantised.stored_bytes(model)}
+    kept = adapters.trained_in_full(without_adapters(model), adaptation, resolved.task)
+    planned = quantised.planned_bytes(model, adaptation.quantization, kept)
+    return {"quantization": adaptation.quantization, "weights_bytes": planned}
 
 
 def _config_facts(config: PretrainedConfig | None) -> dict[str, Any]:
@@ -276,16 +293,3 @@ def _config_facts(config: PretrainedConfig | None) -> dict[str, Any]:
     found: dict[str, Any] = {ours: getattr(text, theirs, None) for ours, theirs in names.items()}
     found["max_positions"] = None if config is None else max_positions(config)
     return found
-
-
-def _config_digest(config: PretrainedConfig) -> str:
-    values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
-    return _digest(_json_able(values))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _json_able(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str, sort_keys=False))

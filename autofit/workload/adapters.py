@@ -1,0 +1,130 @@
+"""Adapters (PEFT) on a model: from words or from the user's own `PeftConfig` to a `PeftModel`, and what a model's adapters are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from autofit.adaptation import DEFAULT_RANK, Adaptation, AdapterKind
+from autofit.errors import UserError
+from autofit.workload.sources import first_line
+from autofit.workload.tasks import Task
+
+#: peft's names of tasks: they decide which head is trained in full beside the adapter
+TASK_TYPES = {
+    Task.CAUSAL_LM: "CAUSAL_LM",
+    Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM",
+    Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
+    Task.TOKEN_CLASSIFICATION: "TOKEN_CLS",
+    Task.QUESTION_ANSWERING: "QUESTION_ANS",
+}
+NEW_HEADS = (Task.IMAGE_CLASSIFICATION, Task.CTC)  #: tasks with a head to train for which peft has no name
+MOST_NAMES = 12
+
+
+def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
+    """Return `model` under the adapter: frozen, but for the adapter and a head that is new.
+
+    Args:
+        model: on its device; it is changed in place, as peft does.
+        adaptation: what is wanted.
+        task: of the model; None = not known.
+
+    Returns:
+        A `PeftModel`.
+
+    Raises:
+        UserError: peft is missing, the model has adapters already, or peft refuses (unknown target modules, ...).
+    """
+    require_peft()
+    from peft import get_peft_model
+
+    if is_adapted(model):
+        raise UserError(
+            f"the model has an adapter already ({type(model).__name__}): a second one cannot be put on it",
+            hint="leave the adapter out, or hand over the model without one",
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice on layers that peft then sets right itself
+            return get_peft_model(model, peft_config_of(adaptation, model, task))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"peft refuses the adapter: {first_line(error)}", hint=_targets_hint(model)) from error
+
+
+def require_peft() -> None:
+    """Check that peft is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise UserError("adapters need peft, which is not installed", hint="pip install peft")
+
+
+def peft_config_of(adaptation: Adaptation, model: Any, task: Task | None) -> Any:
+    """The `PeftConfig` that is meant."""
+    from peft import IA3Config, LoraConfig, PeftConfig
+
+    if adaptation.peft_config is not None:
+        return PeftConfig.from_peft_type(**json.loads(adaptation.peft_config))
+    options: dict[str, Any] = {"task_type": TASK_TYPES.get(task) if task is not None else None}
+    if adaptation.target is not None:
+        everything = adaptation.target == ("all-linear",)
+        options["target_modules"] = "all-linear" if everything else list(adaptation.target)
+        if adaptation.adapter is AdapterKind.IA3:
+            options["feedforward_modules"] = []
+    if task in NEW_HEADS:
+        options["modules_to_save"] = heads(model) or None
+    if adaptation.adapter is AdapterKind.IA3:
+        return IA3Config(**options)
+    return LoraConfig(r=adaptation.rank or DEFAULT_RANK, use_dora=adaptation.adapter is AdapterKind.DORA, **options)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether the model is a `PeftModel`, or a transformers model that has loaded an adapter itself."""
+    return adapter_type(model) is not None
+
+
+def adapter_type(model: Any) -> str | None:
+    """peft's name of the active adapter (`LORA`, `IA3`, ...); None without one."""
+    configs = getattr(model, "peft_config", None)
+    if not isinstance(configs, dict) or not configs:
+        return None
+    kind = next(iter(configs.values())).peft_type
+    return str(getattr(kind, "value", kind))
+
+
+def heads(model: nn.Module) -> list[str]:
+    """Children beside the body that hold parameters: the heads of a transformers model."""
+    body = getattr(model, "base_model_prefix", "")
+    return [name for name, child in model.named_children() if name != body and any(True for _ in child.parameters())]
+
+
+def trained_in_full(model: nn.Module, adaptation: Adaptation, task: Task | None) -> list[str]:
+    """Modules that are trained beside the adapter, and so cannot be quantised: what the user's config names, or the head of a task that has a new one."""
+    if adaptation.peft_config is not None:
+        return list(json.loads(adaptation.peft_config).get("modules_to_save") or ())
+    return [] if task in (None, Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM) else heads(model)
+
+
+def _targets_hint(model: nn.Module) -> str:
+    """Names of linear layers that could be a target."""
+    kinds = (nn.Linear, Conv1D)
+    names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
+    shown = ", ".join(name for name in names[:MOST_NAMES] if not name.isdigit())
+    return f"its linear layers are called {shown}; --adapter-target all-linear takes them all but the head" if shown else "see peft's documentation"
+
+
+def cast_frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast what is not trained; adapters stay as they are, in float32, as when a model is loaded in `dtype` and then adapted."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.is_floating_point() and not tensor.requires_grad and tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
+    return model

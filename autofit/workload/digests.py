@@ -1,0 +1,42 @@
+"""What tells one model from another: digests of a config's values, of a live module's parameters, and of what is put on them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from autofit.adaptation import Adaptation
+
+#: config fields that say where a config came from, not what model it makes
+_NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", "architectures")
+
+
+def config_digest(config: PretrainedConfig, adaptation: Adaptation | None = None) -> str:
+    """Of the model that a config makes."""
+    values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
+    return _adapted(_digest(json_able(values)), adaptation)
+
+
+def module_digest(model: torch.nn.Module, adaptation: Adaptation | None = None) -> str:
+    """Of a live module: its class, and its parameters' names, shapes, dtypes, and which of them are frozen."""
+    shapes = [
+        (name, tuple(p.shape), str(p.dtype), *(() if p.requires_grad else ("frozen",))) for name, p in model.named_parameters()
+    ]
+    return _adapted(_digest([type(model).__name__, shapes]), adaptation)
+
+
+def json_able(value: Any) -> Any:
+    """`value` through JSON and back; what JSON does not know as its text."""
+    return json.loads(json.dumps(value, default=str, sort_keys=False))
+
+
+def _adapted(digest: str, adaptation: Adaptation | None) -> str:
+    return digest if adaptation is None else _digest([digest, adaptation.to_json()])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
