@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from autofit.config import Precision
 from autofit.device import Device
-from autofit.result import Estimate, Warning
+from autofit.result import Estimate, TuneResult, Warning
 from autofit.trial import Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
+from autofit.wording import format_percent, format_speed
 
 NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
 PRESSURE_PERCENT = 20.0
 INPUT_BOUND_SHARE = 0.2
 PREDICTION_ERROR = 0.05
-SAME_MATHEMATICS = ("adamw_torch", "adamw_torch_fused", "adamw_apex_fused")
 
 
 def of_device(device: Device) -> list[Warning]:
@@ -46,7 +46,7 @@ def of_device(device: Device) -> list[Warning]:
 def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
     """What weakens the answer itself."""
     own = [r for r in records if r.config == best.config and r.measurement is not None]
-    found = [*_noise(own), *_input_bound(own), *_numerics(best)]
+    found = [*_noise(own), *_input_bound(own)]
     if interrupted:
         found.append(
             Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
@@ -72,7 +72,8 @@ def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool
 def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
     """Trials that failed, and predictions that were off."""
     found = []
-    failed = [r for r in records if r.outcome is Outcome.FAILED and r.failure and r.failure.reason is not Reason.INTERRUPTED]
+    ended = [r for r in records if not r.after_search]  # those have warnings of their own
+    failed = [r for r in ended if r.outcome is Outcome.FAILED and r.failure and r.failure.reason is not Reason.INTERRUPTED]
     if failed:
         first = failed[0].failure
         assert first is not None
@@ -104,7 +105,7 @@ def prediction_error(record: TrialRecord) -> float | None:
 
 
 def _noise(own: Sequence[TrialRecord]) -> list[Warning]:
-    spreads = [_spread(r.measurement.micro_step_seconds) for r in own if r.measurement and r.role is not Role.CONFIRMATION]
+    spreads = [_spread(r.measurement.typical_micro_seconds) for r in own if r.measurement and r.role is not Role.CONFIRMATION]
     pressures = [float((r.measurement.facts or {}).get("cpu_pressure_percent", 0.0)) for r in own if r.measurement]
     if spreads and statistics.median(spreads) > NOISY_SPREAD:
         message = f"the machine is noisy: micro-steps of one trial spread by {statistics.median(spreads):.0%}"
@@ -133,22 +134,21 @@ def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
     ]
 
 
-def _numerics(best: Estimate) -> list[Warning]:
-    found = []
-    if best.config.optim not in SAME_MATHEMATICS:
-        found.append(
-            Warning(
-                code="other_optimizer",
-                message=f"the winner trains with {best.config.optim}: other training dynamics than AdamW",
-                next_step="restrict the search with --optim adamw_torch_fused,adamw_torch to keep the mathematics",
-            )
+def of_numerics(result: TuneResult) -> list[Warning]:
+    """A winner that changes the mathematics of training, with the fastest that does not beside it."""
+    reasons = result.changes(result.best.config)
+    if not reasons:
+        return []
+    code = "pure_bf16" if result.best.config.precision is Precision.PURE_BF16 else "other_optimizer"
+    kept = result.fastest_kept
+    beside = "no configuration that keeps it was measured"
+    if kept is not None:
+        share = kept.samples_per_second / result.best.samples_per_second - 1
+        beside = f"the fastest measured that keeps it is {kept.config.label()}, at {format_speed(kept.samples_per_second)} samples/s ({format_percent(share)})"
+    return [
+        Warning(
+            code=code,
+            message=f"the winner changes the mathematics of training: {'; '.join(reasons)}; {beside}",
+            next_step="search again with --keep-numerics, or compare loss curves before you rely on it",
         )
-    if best.config.precision is Precision.PURE_BF16:
-        found.append(
-            Warning(
-                code="pure_bf16",
-                message="the winner keeps weights and optimizer state in bf16, without an fp32 master copy: small updates are lost",
-                next_step="compare the loss curve with bf16 before you rely on it",
-            )
-        )
-    return found
+    ]

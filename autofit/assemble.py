@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from autofit import advisories
+from autofit import advisories, advisories_after
 from autofit.baselines import plain_defaults
 from autofit.config import TrialConfig
 from autofit.device import Device
+from autofit.evaluation import Evaluation
 from autofit.predict import is_memory_failure
 from autofit.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
-from autofit.search import untested_counts
 from autofit.space import Space
 from autofit.spec import SearchSpec
 from autofit.terms import Finding
-from autofit.trial import Failure, Outcome, Role, TrialRecord
+from autofit.trial import Outcome, Role, TrialRecord
 
 SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)
 
@@ -30,22 +30,25 @@ def assemble(
     device: Device,
     memory_limit_bytes: int,
     default_optim: str,
-    reason_to_skip: Callable[[TrialConfig], Failure | None],
+    untested: Mapping[str, int],
     certificate: Mapping[str, Any] | None = None,
     software: Mapping[str, str] | None = None,
     model: Mapping[str, Any] | None = None,
     argument_defaults: Mapping[str, Any] | None = None,
+    reference_optim: str | None = None,
+    evaluation: Evaluation | None = None,
     warnings: Sequence[Warning] = (),
 ) -> TuneResult:
     """Return the result. A function of the records but for `finding`, which is itself one of them and the clock."""
+    every, records = records, [r for r in records if r.role is not Role.EVALUATION]
     known = estimates(records)
     best = known[finding.winner.key()]
     baselines = {
-        "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim), known, records),
+        "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}), known, records),
         "hand_recipe": _recipe(finding, known),
     }
     speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
-    return TuneResult(
+    result = TuneResult(
         best=best,
         confirmed=finding.confirmed,
         tied=tuple(known[c.key()] for c in finding.tied if c != finding.winner and c.key() in known),
@@ -58,7 +61,7 @@ def assemble(
         memory_limit_bytes=memory_limit_bytes,
         trials=tuple(records),
         removals=tuple(asdict(removal) for removal in space.removals),
-        untested=untested_counts(space, records, reason_to_skip),
+        untested=untested,
         stopped=finding.stopped,
         certificate=certificate,
         warnings=(
@@ -66,11 +69,16 @@ def assemble(
             *advisories.of_device(device),
             *advisories.of_winner(best, records, confirmed=finding.confirmed, interrupted=finding.interrupted),
             *advisories.of_records(records),
+            *advisories_after.of_loader(finding.winner, records),
+            *advisories_after.of_evaluation(evaluation),
             *(Warning(code="space", message=note) for note in space.notes),
         ),
-        cost=_cost(finding, records, speedup),
+        cost=_cost(finding, every, speedup),
+        evaluation=evaluation,
         argument_defaults=argument_defaults or {},
+        reference_optim=reference_optim or default_optim,
     )
+    return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result)))
 
 
 def _kept_facts(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +117,6 @@ def _cost(finding: Finding, records: Sequence[TrialRecord], speedup: Mapping[str
         seconds=finding.seconds,
         device_seconds=sum(r.seconds for r in ran),
         trials=sum(r.role in SEARCH_ROLES for r in ran),
-        out_of_memory=sum(is_memory_failure(r) for r in ran),
+        out_of_memory=sum(is_memory_failure(r) for r in ran if not r.after_search),
         break_even_hours={name: break_even_hours(finding.seconds, ratio) for name, ratio in speedup.items()},
     )

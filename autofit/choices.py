@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autofit.arguments import KNOWN_DEFAULTS
-from autofit.capabilities import Capabilities
+from autofit.capabilities import Capabilities, precision_problem
 from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import UserError
+from autofit.extras import widen
 from autofit.landscape import Landscape
 from autofit.numerics import changes, optim_change, precision_change
-from autofit.space import Removal, Space, build_space
+from autofit.space import DEFAULT_PRECISIONS, Removal, Space, build_space
 from autofit.spec import SearchSpec
 
 
@@ -22,16 +24,30 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
     Raises:
         UserError: a named choice is impossible here, or nothing is left.
     """
-    return build_space(
-        effective_batch=spec.effective_batch,
-        capabilities=capabilities_of(facts),
+    capabilities = capabilities_of(facts)
+    if spec.workload.script is not None and "attn" in spec.tune:
+        raise UserError("--tune attn cannot be used: the script loads its model itself", hint="leave attn out of --tune")
+    if spec.keep_numerics and "pure_bf16" in spec.tune:
+        raise UserError("--keep-numerics and --tune pure_bf16 exclude each other", hint="leave one of them out")
+    wider = widen(
+        spec.tune,
+        capabilities,
         precisions=spec.precisions,
+        default_precisions=tuple(p for p in DEFAULT_PRECISIONS if precision_problem(p, capabilities) is None),
+        checkpointing=spec.checkpointing,
+    )
+    space = build_space(
+        effective_batch=spec.effective_batch,
+        capabilities=capabilities,
+        precisions=wider.precisions,
+        extras=wider.extras,
         optims=_optims(spec, facts),
         checkpointing=spec.checkpointing,
         batch_sizes=spec.batch_sizes,
         keep_numerics=spec.keep_numerics,
         reference_optim=reference_optim(spec, facts),
     )
+    return replace(space, notes=(*space.notes, *wider.notes))
 
 
 def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:
@@ -63,6 +79,8 @@ def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:
         supports_checkpointing=bool(model.get("supports_gradient_checkpointing", True)),
         model_name=str(model.get("class", "the model")),
         weights_dtype=model.get("weights_dtype"),
+        quantization=model.get("quantization"),
+        adapter=model.get("adapter"),
         extras=model.get("extras") or {},
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autofit.config import Precision, TrialConfig
+from autofit.extras import TRACED
 from autofit.laws import ClassLaws, Setting, law_class
 from autofit.memory.roofline import Roof, StepSeconds
 from autofit.predict import MemoryForecast
@@ -80,7 +81,10 @@ class TracedForecast:
         )
 
     def _seconds(self, config: TrialConfig) -> StepSeconds | None:
-        found = self._class(config)
+        # Time as without what cannot be traced: the search learns the difference.
+        traced = tuple(pair for pair in config.extra if pair[0] in TRACED)
+        ways = (self._class(config.but(extra=extra)) for extra in dict.fromkeys((config.extra, traced, ())))
+        found = next((way for way in ways if way is not None and way.laws is not None), None)
         if self.roof is None or found is None or found.laws is None or found.laws.cost is None:
             return None
         tf32 = config.precision is Precision.TF32

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autofit.config import Precision, TrialConfig
+from autofit.extras import memory_prior
 from autofit.posterior import Array, tempered_draws
 
 PARTICLES = 128
@@ -75,7 +76,7 @@ class LearnedMemory:
         )
         self._classes = [(c.precision, c.gradient_checkpointing, c.extra) for c in configs]
         spread = [*_UNKNOWNS.values(), *((0.0, float(s)) for s in self._facts[:, 2])]
-        spread += [(0.0, 0.25)] * self._extras.shape[1]
+        spread += [memory_prior(pair) for pair in values]
         self._means = np.array([m for m, _ in spread])
         self._spreads = np.array([s for _, s in spread])
 

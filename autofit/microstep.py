@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from autofit.config import Precision, TrialConfig
+from autofit.extras import TRACED, time_prior
 from autofit.gaussian import Indices, cells_of, same
 from autofit.posterior import Array, tempered_draws
 
@@ -88,7 +89,7 @@ class MicroStepModel:
         values = dict.fromkeys(pair for c in cells for pair in c[2])
         self._extras = np.array([[float(v in c[2]) for v in values] for c in cells]).reshape(len(cells), -1)
         self._unaligned = np.array([float(c[3] % 8 != 0 and c[0] in _HALF_PRECISIONS) for c in cells])
-        self._names = self._unknowns(len(values))
+        self._names = self._unknowns(list(values))
         self._covariance = _misfit(cells)
         self._root = np.linalg.cholesky(self._covariance + 1e-10 * np.eye(len(cells)))
 
@@ -134,7 +135,7 @@ class MicroStepModel:
             values += misfit.pull(seen[:, 0] - noisy, scale[:, 0], noise) @ self._covariance[cells]
         return np.asarray(values[:, self._index], dtype=np.float64)
 
-    def _unknowns(self, extras: int) -> dict[str, tuple[float, float]]:
+    def _unknowns(self, extras: Sequence[object]) -> dict[str, tuple[float, float]]:
         names = dict(_BASE)
         present = set(self._precisions)
         if present & set(_HALF_PRECISIONS):
@@ -149,8 +150,9 @@ class MicroStepModel:
             names.setdefault("half", _HALF)
         if self._checkpointing.any():
             names |= {"recompute": _RECOMPUTE, "recompute_fixed": _RECOMPUTE_FIXED}
-        for number in range(extras):
-            names |= {f"extra{number}": _EXTRA, f"extra_fixed{number}": _EXTRA}
+        for number, pair in enumerate(extras):
+            work, fixed = _extra_priors(pair, traced=self._roof is not None)
+            names |= {f"extra{number}": work, f"extra_fixed{number}": fixed}
         return names
 
     def _column(self, name: str) -> int:
@@ -270,6 +272,16 @@ def _cell(config: TrialConfig) -> tuple[Precision, bool, tuple[object, ...], int
     if any(part in config.optim for part in _INTO_BACKWARD):
         extra = (*extra, ("optim", config.optim))
     return config.precision, config.gradient_checkpointing, extra, config.per_device_train_batch_size
+
+
+def _extra_priors(pair: object, *, traced: bool) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Belief about what an extra does to the work and to the fixed part; a roofline has the work of what can be traced in it."""
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        return _EXTRA, _EXTRA
+    mean, spread = time_prior(pair)
+    if traced and pair[0] in TRACED:
+        mean = 0.0
+    return (mean, spread), (min(mean, 0.0), max(spread, _EXTRA[1]))
 
 
 def _misfit(cells: Sequence[tuple[Precision, bool, tuple[object, ...], int]]) -> Array:

@@ -15,11 +15,11 @@ The reference is the optimizer that the user asks for in their own arguments or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autofit.config import Precision, TrialConfig
-from autofit.estimates import Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +197,7 @@ def changes(config: TrialConfig, *, reference: str, weights_dtype: str | None = 
     return tuple(reason for reason in found if reason is not None)
 
 
-def fastest_kept(
-    known: Sequence[Estimate], *, reference: str, weights_dtype: str | None = None
-) -> Estimate | None:
-    """The fastest measured configuration that keeps the mathematics; None when none was measured."""
-    kept = [e for e in known if not changes(e.config, reference=reference, weights_dtype=weights_dtype)]
-    return max(kept, key=lambda e: e.samples_per_second, default=None)
+def named_optim(arguments: Any) -> str | None:
+    """The optimizer that the user's own TrainingArguments name; None without arguments."""
+    optim = getattr(arguments, "optim", None)
+    return None if optim is None else str(getattr(optim, "value", optim))

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from autofit.config import TrialConfig
+from autofit.extras import keeps_no_less
 from autofit.gaussian import same
 from autofit.learned_memory import LearnedMemory, MemorySighting
 from autofit.posterior import Array
@@ -199,12 +200,10 @@ def is_memory_failure(record: TrialRecord) -> bool:
 def dominates(config: TrialConfig, other: TrialConfig) -> bool:
     """Whether `config` needs at least as much memory as `other` by construction.
 
-    Same class and optimizer, no smaller batch, and gradients kept across micro-steps if the other keeps them; checkpointing off needs
-    at least what checkpointing on needs.
+    Same precision and optimizer, no smaller batch, and gradients kept across micro-steps if the other keeps them; checkpointing off needs
+    at least what checkpointing on needs, and so do fewer checkpointed layers.
     """
-    if (config.precision, config.optim, config.extra) != (other.precision, other.optim, other.extra):
-        return False
-    if config.gradient_checkpointing and not other.gradient_checkpointing:
+    if (config.precision, config.optim) != (other.precision, other.optim) or not keeps_no_less(config, other):
         return False
     if config.per_device_train_batch_size < other.per_device_train_batch_size:
         return False

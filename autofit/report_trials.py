@@ -8,6 +8,7 @@ from typing import Any
 from autofit.config import TrialConfig
 from autofit.errors import UserError
 from autofit.knob_worth import Evidence, Share, ValueWorth, Waterfall, knob_worths, waterfall
+from autofit.report_after import after_trials
 from autofit.result import Estimate, TuneResult, by_config
 from autofit.trial import Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
@@ -60,6 +61,8 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     legend = ["* the winner"]
     if result.tied:
         legend.append("= tied with it")
+    if any(result.changes(e.config) for e in ranked[:limit]):
+        legend.append(f"~ changes the mathematics of training ({result.reference_optim})")
     if any(row[-1] for row in rows):
         legend.append("error: of the predicted memory")
     return [*lines, *more(len(ranked) - len(rows)), f"  {'; '.join(legend)}"]
@@ -72,6 +75,7 @@ def _measured_row(
     config, speed, interval = estimate.config, estimate.samples_per_second, estimate.interval
     tied = any(e.config == config for e in result.tied)
     mark = "*" if config == result.best.config else "=" if tied else ""
+    mark += "~" if result.changes(config) else ""
     roles = dict.fromkeys(ROLE_NAMES[r.role] for r in records) or {"": None}
     needed = estimate.memory.needed_bytes
     predicted = next((r.predicted_bytes for r in records if r.predicted_bytes is not None), None)
@@ -244,8 +248,10 @@ def _label(config: Any) -> str:
 def cost_lines(result: TuneResult, width: int) -> list[str]:
     """What the search cost and when it has paid for itself."""
     cost = result.cost
-    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) for r in result.trials)
+    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) and not r.after_search for r in result.trials)
+    after = after_trials(result)
     parts = [f"{cost.trials} to search", f"{settling} to settle ties and to confirm" if settling else ""]
+    parts += [f"{after} on the winner's loader and evaluation" if after else ""]
     out_of_memory = f"; {cost.out_of_memory} ran out of memory" if cost.out_of_memory else ""
     text = (
         f"{format_seconds(cost.seconds)} in all, {format_seconds(cost.device_seconds)} of it in trials: "

@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.arguments import CHECKPOINTING_NAMES, explicit_arguments, model_arguments, training_arguments
+from autofit.arguments import (
+    CHECKPOINTING_NAMES,
+    KNOWN_DEFAULTS,
+    explicit_arguments,
+    model_arguments,
+    training_arguments,
+)
 from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
@@ -19,7 +25,9 @@ from autofit.estimates import break_even_hours as break_even_hours
 from autofit.estimates import by_config as by_config
 from autofit.estimates import estimate_of as estimate_of
 from autofit.estimates import estimates as estimates
+from autofit.evaluation import Evaluation
 from autofit.files import read_json_object, write_json
+from autofit.numerics import changes
 from autofit.spec import SearchSpec
 from autofit.trial import TrialRecord
 
@@ -104,6 +112,9 @@ class TuneResult:
         warnings: see `Warning`.
         cost: see `Cost`.
         argument_defaults: of the installed TrainingArguments, to write down only what differs.
+        evaluation: whether the winner's evaluation fits too; None when it was not tried.
+        given: the user's own live arguments, whose class and other fields `training_arguments` keeps; not written to files.
+        reference_optim: the optimizer whose mathematics the user trains with; others are marked where they change it.
     """
 
     best: Estimate
@@ -124,11 +135,26 @@ class TuneResult:
     warnings: tuple[Warning, ...] = ()
     model: Mapping[str, Any] = field(default_factory=dict)
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
+    reference_optim: str = KNOWN_DEFAULTS["optim"]
+    given: Any = field(default=None, repr=False, compare=False)
+    evaluation: Evaluation | None = None
+
+    def changes(self, config: TrialConfig) -> tuple[str, ...]:
+        """Every way in which `config` changes the mathematics of the user's training; empty when it keeps it."""
+        return changes(config, reference=self.reference_optim, weights_dtype=self.model.get("weights_dtype"))
+
+    @property
+    def fastest_kept(self) -> Estimate | None:
+        """The fastest measured configuration that keeps the mathematics; None when none was measured."""
+        known = [e for e in estimates(self.trials).values() if not self.changes(e.config)]
+        return max(known, key=lambda e: e.samples_per_second, default=None)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keywords of the winner's TrainingArguments that differ from the installed defaults."""
-        return training_arguments(self.best.config, self.argument_defaults)
+        """Keywords of the winner's TrainingArguments that differ from the installed defaults, those of its evaluation among them."""
+        tried = self.evaluation.arguments if self.evaluation is not None else {}
+        evaluation = {k: v for k, v in tried.items() if v != self.argument_defaults.get(k)}
+        return {**training_arguments(self.best.config, self.argument_defaults), **evaluation}
 
     @property
     def model_arguments(self) -> dict[str, Any]:
@@ -136,7 +162,10 @@ class TuneResult:
         return model_arguments(self.best.config)
 
     def training_arguments(self, output_dir: str, **more: Any) -> TrainingArguments:
-        """Return ready `transformers.TrainingArguments`.
+        """Return ready `transformers.TrainingArguments`: of the user's own class, with its other fields, where live `args` were tuned.
+
+        A result that was loaded from a file knows their class by name only, and returns plain `TrainingArguments` with every tuned value
+        written out; TRL's Trainers take those too.
 
         Args:
             output_dir: as TrainingArguments wants it.
@@ -146,16 +175,24 @@ class TuneResult:
             UserError: a keyword would override a tuned one.
         """
         tuned = {*explicit_arguments(self.best.config, self.argument_defaults), *CHECKPOINTING_NAMES}
+        tuned |= set(self.evaluation.must_change) if self.evaluation is not None else set()
         clash = sorted(tuned & set(more))
         if clash:
             raise UserError(
                 f"{', '.join(clash)} was tuned and cannot be set again",
                 hint="build TrainingArguments from result.arguments",
             )
+        cpu = {"use_cpu": True} if self.device.kind == "cpu" else {}
+        explicit = {**explicit_arguments(self.best.config, self.argument_defaults), **self.arguments}
+        if self.given is not None:
+            from autofit.objects import kept_arguments
+
+            cls: type[TrainingArguments] = type(self.given)
+            return cls(**{**kept_arguments(self.given), **cpu, **explicit, **more, "output_dir": output_dir})
         from transformers import TrainingArguments
 
-        cpu = {"use_cpu": True} if self.device.kind == "cpu" else {}
-        return TrainingArguments(output_dir=output_dir, **{**cpu, **self.arguments, **more})
+        own_class = self.model.get("arguments_class") is not None  # its defaults are not those of the class below
+        return TrainingArguments(output_dir=output_dir, **{**cpu, **(explicit if own_class else self.arguments), **more})
 
     def to_json(self) -> dict[str, Any]:
         """The result as the file holds it."""
@@ -178,7 +215,8 @@ class TuneResult:
             "software": dict(self.software),
             "model": dict(self.model),
             "memory_limit_bytes": self.memory_limit_bytes,
-            "trials": [record.to_json() for record in self.trials],
+            "trials": [{**record.to_json(), "changes": list(self.changes(record.config))} for record in self.trials],
+            "numerics": self._numerics_json(),
             "removals": [dict(removal) for removal in self.removals],
             "untested": dict(self.untested),
             "stopped": self.stopped,
@@ -186,6 +224,15 @@ class TuneResult:
             "warnings": [asdict(warning) for warning in self.warnings],
             "cost": {**asdict(self.cost), "break_even_hours": dict(self.cost.break_even_hours)},
             "argument_defaults": dict(self.argument_defaults),
+            "evaluation": None if self.evaluation is None else self.evaluation.to_json(),
+        }
+
+    def _numerics_json(self) -> dict[str, Any]:
+        kept = self.fastest_kept
+        return {
+            "reference_optim": self.reference_optim,
+            "winner_changes": list(self.changes(self.best.config)),
+            "fastest_kept": None if kept is None else kept.to_json(),
         }
 
     def save(self, path: str | Path) -> None:
@@ -226,6 +273,8 @@ class TuneResult:
                 warnings=tuple(Warning(**w) for w in data["warnings"]),
                 cost=Cost(**data["cost"]),
                 argument_defaults=data["argument_defaults"],
+                evaluation=Evaluation.from_json(data["evaluation"]) if data.get("evaluation") else None,
+                reference_optim=(data.get("numerics") or {}).get("reference_optim") or KNOWN_DEFAULTS["optim"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise FileFormatError(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from autofit.arguments import CHECKPOINTING_EXTRAS
 from autofit.capabilities import OPTIM_PACKAGES as OPTIM_PACKAGES
 from autofit.capabilities import Capabilities as Capabilities
 from autofit.capabilities import checkpointing_problem as checkpointing_problem
@@ -20,6 +19,7 @@ from autofit.capabilities import optim_problem as optim_problem
 from autofit.capabilities import precision_problem as precision_problem
 from autofit.config import Precision, Scalar, TrialConfig
 from autofit.errors import UserError
+from autofit.extras import makes_sense
 from autofit.numerics import optim_change, precision_change
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ def build_space(
         lambda c: checkpointing_problem(bool(c), capabilities),
         removals,
     )
-    configs = tuple(
+    crossed = (
         TrialConfig(
             per_device_train_batch_size=size,
             gradient_accumulation_steps=per_device // size,
@@ -173,9 +173,9 @@ def build_space(
         for precision in kept_precisions
         for optim in kept_optims
         for extra in extras
-        if ckpt or not any(name in CHECKPOINTING_EXTRAS for name, _ in extra)
         for size in sizes
     )
+    configs = tuple(config for config in crossed if makes_sense(config))
     notes = []
     if (
         batch_sizes is None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from autofit.adaptation import Adaptation
 from autofit.config import Precision
+from autofit.data_source import DataSource
 from autofit.errors import UserError
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Workload:
         script: the user's script as Python's own command line has it after `python` (`train.py --lr 1e-4`, `-m pkg.train`);
             it builds model, data and Trainer itself, and `model` is its label.
         adaptation: an adapter, and how the weights under it are stored; None = the model is trained as it is.
+        data: the rows that it is trained on; None = live objects or a script bring them, or they are made up.
     """
 
     model: str
@@ -42,6 +44,7 @@ class Workload:
     objects_path: str | None = None
     script: tuple[str, ...] | None = None
     adaptation: Adaptation | None = None
+    data: DataSource | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -51,18 +54,23 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""
-        return {**asdict(self), "adaptation": None if self.adaptation is None else self.adaptation.to_json()}
+        return {
+            **asdict(self),
+            "adaptation": None if self.adaptation is None else self.adaptation.to_json(),
+            "data": None if self.data is None else self.data.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Workload:
         """Inverse of `to_json`; unknown keys are ignored."""
         script, adaptation = data.get("script"), data.get("adaptation")
         known = {**data, "script": None if script is None else tuple(script)}
+        known["data"] = None if data.get("data") is None else DataSource.from_json(data["data"])
         return _from_known(cls, {**known, "adaptation": None if adaptation is None else Adaptation.from_json(adaptation)})
 
     def identity(self) -> str:
         """A digest of what is named here. Live objects are not in it: where they matter, the model's own digest stands beside it."""
-        later = ("script", "adaptation")  # not in digests of before they existed
+        later = ("script", "adaptation", "data")  # not in digests of before they existed
         facts = {k: v for k, v in self.to_json().items() if k != "objects_path" and (k not in later or v is not None)}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

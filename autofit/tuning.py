@@ -8,14 +8,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from autofit.adaptation import adaptation_of
 from autofit.assemble import assemble
 from autofit.config import parse_precisions
+from autofit.epilogue import play
 from autofit.errors import UserError
+from autofit.evaluation import eval_batch_of
+from autofit.extras import parse_tune
 from autofit.files import check_writable
 from autofit.landscape import Landscape
+from autofit.numerics import named_optim
 from autofit.observer import Observer, Silent
 from autofit.result import TuneResult, Warning
-from autofit.scene import Scene, identity, memory_limit, real_scene, replayed_scene
+from autofit.scene import Scene, identity, memory_limit, real_scene, reference_optim, replayed_scene
 from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
 from autofit.script_command import without_secrets
 from autofit.search import Search
@@ -39,6 +44,8 @@ def tune(
     checkpointing: bool | None = None,
     batch_size: Sequence[int] | int | None = None,
     attn_implementation: str | None = None,
+    keep_numerics: bool = False,
+    tune: Sequence[str] | str | None = None,
     trials: int | None = None,
     timeout: str | float | None = None,
     trial_timeout: str | float | None = None,
@@ -49,10 +56,15 @@ def tune(
     trust_remote_code: bool = False,
     model_init: Callable[[], Any] | None = None,
     train_dataset: Any = None,
+    eval_dataset: Any = None,
     data_collator: Any = None,
+    processing_class: Any = None,
+    callbacks: Sequence[Any] | None = None,
     args: Any = None,
     trainer_cls: type | None = None,
     trainer_kwargs: Mapping[str, Any] | None = None,
+    peft_config: Any = None,
+    quantize: str | None = None,
     observer: Observer | None = None,
     predict: bool = True,
 ) -> TuneResult:
@@ -68,6 +80,8 @@ def tune(
         device: `cuda:0`, `cpu`; None = the first CUDA card, else the CPU.
         precision, optim, checkpointing, batch_size: restrict the space; None = all that the machine can run.
         attn_implementation: `eager`, `sdpa`, ...; None = the library's choice.
+        keep_numerics: only search choices that leave the mathematics of training as it is (see `numerics`); the optimizer in `args` is the reference.
+        tune: widen the space by `attn`, `compile`, `liger`, `every_n_layers`, `offload`, `pure_bf16` (see `extras`).
         trials, timeout, trial_timeout: budgets; durations in seconds or as `10m`.
         sampler: `auto`, `tpe`, `random` or `grid`.
         seed: of sampler, data and weights.
@@ -76,8 +90,14 @@ def tune(
         trust_remote_code: whether the model's own code may run.
         model_init: builds the model in the child (for models too large to send).
         train_dataset, data_collator: used instead of synthetic data.
+        eval_dataset: the winner's evaluation on it is tried too, at `args.per_device_eval_batch_size` (or TrainingArguments' default).
+        processing_class: tokenizer or processor, for the Trainer's default collator.
+        callbacks: reach the Trainer of every trial as copies. `args.output_dir` is a temporary directory there; those that print, report to
+            trackers (`transformers.integrations`) or stop early are left out, and nothing is called after the last measured step.
         args: `TrainingArguments` whose other fields are kept.
         trainer_cls, trainer_kwargs: a Trainer subclass and further keywords for it.
+        peft_config: a `peft.PeftConfig`: the model is trained through this adapter. A model that is a `PeftModel` already needs none.
+        quantize: `4bit` or `8bit`: how bitsandbytes stores the weights under the adapter, for a model given by name or config.
         observer: told of every trial.
         predict: whether memory and time are predicted from traces before the first trial (on CUDA devices).
 
@@ -93,7 +113,10 @@ def tune(
         "model": None if isinstance(model, str | Path) else model,
         "model_init": model_init,
         "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
         "data_collator": data_collator,
+        "processing_class": processing_class,
+        "callbacks": list(callbacks) if callbacks else None,
         "trainer_cls": trainer_cls,
         "trainer_arguments": dict(trainer_kwargs) if trainer_kwargs else None,
         "arguments": None,
@@ -106,6 +129,7 @@ def tune(
             trust_remote_code=trust_remote_code,
             attn_implementation=attn_implementation,
             objects_path=path,
+            adaptation=adaptation_of(peft_config=peft_config, quantize=quantize),
         )
         spec = SearchSpec(
             workload=workload,
@@ -120,6 +144,9 @@ def tune(
             else None
             if batch_size is None
             else tuple(batch_size),
+            keep_numerics=keep_numerics,
+            reference_optim=named_optim(args),
+            tune=parse_tune(tune),
             trials=_whole(trials, "trials"),
             timeout_seconds=None if timeout is None else parse_duration(timeout, what="timeout"),
             trial_timeout_seconds=None
@@ -128,8 +155,10 @@ def tune(
             sampler=sampler,
             seed=seed,
             tolerance=tolerance,
+            eval_batch_size=eval_batch_of(args, eval_dataset),
         )
-        return run_search(spec, study=study, observer=observer, predict=predict)
+        result = run_search(spec, study=study, observer=observer, predict=predict)
+        return result if args is None else replace(result, given=args)
 
 
 def run_search(
@@ -201,6 +230,7 @@ def _search_in(
             seed=spec.seed,
             native_precisions=scene.device.precisions,
             default_optim=scene.default_optim,
+            argument_defaults=scene.argument_defaults,
             baselines_outside_space=not scene.replayed,
         ),
         space=scene.space,
@@ -209,24 +239,29 @@ def _search_in(
         memory=forecast,
         observer=observer,
     )
-    finding = search.run()
+    epilogue = play(
+        search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
+    )
     finished = getattr(sampler, "certificate", None)
-    certificate = finished(study.records) if finished is not None else None
+    searched = [record for record in study.records if not record.after_search]
+    certificate = finished(searched) if finished is not None else None
     fallback = getattr(scene.runner, "fallback_reason", None)
     result = assemble(
-        finding=finding,
+        finding=epilogue.finding,
+        evaluation=epilogue.evaluation,
         records=study.records,
         spec=replace(spec, workload=_kept_workload(spec.workload)),
         space=scene.space,
         device=scene.device,
         memory_limit_bytes=limit,
         default_optim=scene.default_optim,
-        reason_to_skip=search.reason_to_skip,
+        untested=search.untested,
         certificate=None if certificate is None else certificate_json(certificate),
         software=scene.facts.get("software"),
         model=scene.facts.get("model"),
+        reference_optim=reference_optim(spec, scene.facts),
         argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
-        warnings=(*scene.warnings, *([Warning(code="spawned", message=fallback)] if fallback else [])),
+        warnings=(*scene.warnings, *epilogue.warnings, *([Warning(code="spawned", message=fallback)] if fallback else [])),
     )
     return result if as_it_is is None else with_as_it_is(result, as_it_is)
 
@@ -251,9 +286,9 @@ def _object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
     if args is None and all(value is None for value in objects.values()):
         yield None
         return
-    from autofit.objects import ObjectFile, kept_arguments
+    from autofit.objects import ObjectFile, sent_arguments
 
-    with ObjectFile({**objects, "arguments": None if args is None else kept_arguments(args)}) as file:
+    with ObjectFile({**objects, **sent_arguments(args)}) as file:
         yield file.path
 
 

@@ -13,7 +13,7 @@ from autofit.device import MemoryHolder
 from autofit.result import Estimate, Warning, estimate_of
 from autofit.trial import Reason, Role, TrialRecord
 from autofit.units import GIB
-from tests.builders import CPU, GPU, make_config, make_measurement, make_record
+from tests.builders import CPU, GPU, make_config, make_measurement, make_record, make_result
 
 CONFIG = make_config(8)
 
@@ -104,7 +104,29 @@ def test_skipped_fp16_steps_are_said() -> None:
 )
 def test_other_mathematics_is_said(changes: dict[str, Any], codes: list[str]) -> None:
     config: TrialConfig = CONFIG.but(**changes)
-    assert one_line(of_winner(make_record(0, config, 100.0))) == codes
+    warnings = advisories.of_numerics(make_result([make_record(0, config, 100.0)]))
+    assert one_line(warnings) == codes
+    assert all("no configuration that keeps it was measured" in w.message for w in warnings)
+
+
+def test_the_fastest_that_keeps_the_mathematics_stands_beside_a_winner_that_does_not() -> None:
+    records = [
+        make_record(0, CONFIG.but(optim="adafactor"), 100.0),
+        make_record(1, CONFIG, 80.0),
+        make_record(2, CONFIG.but(precision=Precision.BF16), 90.0),
+        make_record(3, CONFIG.but(precision=Precision.PURE_BF16), 95.0),
+    ]
+    (warning,) = advisories.of_numerics(make_result(records))
+    assert "8x8 bf16 adamw_torch_fused, at 90.00 samples/s (-10 %)" in warning.message
+    assert "second moment is factored" in warning.message
+    assert "--keep-numerics" in str(warning.next_step)
+
+
+def test_the_users_own_optimizer_is_the_reference() -> None:
+    records = [make_record(0, CONFIG.but(optim="sgd"), 100.0), make_record(1, CONFIG, 80.0)]
+    assert advisories.of_numerics(make_result(records, reference_optim="sgd")) == []
+    (warning,) = advisories.of_numerics(make_result(records[1:], reference_optim="sgd"))
+    assert "trains by AdamW, not by SGD" in warning.message
 
 
 def test_trials_that_failed_are_counted_and_those_without_memory_are_not() -> None:

@@ -233,7 +233,16 @@ def test_a_version_that_is_not_known_is_refused(version: Any) -> None:
         TuneResult.from_json({**GOOD, "version": version})
 
 
-@pytest.mark.parametrize("name", [name for name in GOOD if name not in ("schema", "version")])
+#: sections that older files do not have
+LATER = ("numerics", "soundness", "evaluation")
+
+
+def test_a_file_of_before_these_sections_loads() -> None:
+    old = {key: value for key, value in GOOD.items() if key not in LATER}
+    assert TuneResult.from_json(old) == TuneResult.from_json(GOOD)
+
+
+@pytest.mark.parametrize("name", [name for name in GOOD if name not in ("schema", "version", *LATER)])
 def test_a_result_that_lacks_a_field_is_refused_by_its_name(name: str) -> None:
     data = {key: value for key, value in GOOD.items() if key != name}
     with refused(f"^the result file cannot be read: .*{name}", hint="edited by hand", kind=FileFormatError):

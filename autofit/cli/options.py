@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from autofit.adaptation import adaptation_of
+from autofit.cli.data_options import DATA_OPTIONS, data_source_of
 from autofit.errors import UserError
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.units import parse_duration, parse_size
@@ -18,6 +20,11 @@ SCRIPT_DECIDES = {
     "--seq-len": "seq_len",
     "--attn": "attn",
     "--trust-remote-code": "trust_remote_code",
+    "--dataset": "dataset",
+    "--adapter": "adapter",
+    "--adapter-rank": "adapter_rank",
+    "--adapter-target": "adapter_target",
+    "--quantize": "quantize",
 }  #: flag -> name of what a script says itself
 CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
 
@@ -92,6 +99,13 @@ workload_options = options(
     click.option("--seq-len", type=int, metavar="N", help="Tokens per sample."),
     click.option("--attn", metavar="NAME", help="Attention implementation: eager, sdpa, ..."),
     click.option("--trust-remote-code", is_flag=True, help="Let the model's own Python code run."),
+    click.option("--adapter", metavar="lora|dora|ia3", help="Train an adapter (peft) on the frozen model."),
+    click.option("--adapter-rank", type=int, metavar="N", help="Rank of a LoRA or DoRA adapter; 16 when left out."),
+    click.option(
+        "--adapter-target", type=Names(), metavar="a,b", help="Modules that get the adapter, or all-linear; peft's choice when left out."
+    ),
+    click.option("--quantize", metavar="4bit|8bit", help="Store the frozen weights in 4 or 8 bit (bitsandbytes)."),
+    *DATA_OPTIONS,
 )
 space_options = options(
     click.option("--effective-batch", type=int, metavar="N", help="Samples per optimizer step, exactly."),
@@ -112,6 +126,15 @@ space_options = options(
         help="Gradient checkpointing.",
     ),
     click.option("--batch-size", type=Numbers(), metavar="8,16", help="Per-device batch sizes to consider."),
+    click.option(
+        "--keep-numerics", is_flag=True, help="Only choices that leave the mathematics of training as it is."
+    ),
+    click.option(
+        "--tune",
+        type=Names(),
+        metavar="a,b",
+        help="Widen the space: attn, compile, liger, every_n_layers, offload, pure_bf16.",
+    ),
     click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial."),
     click.option("--seed", type=int, default=0, show_default=True),
 )
@@ -127,6 +150,12 @@ budget_options = options(
         default=DEFAULT_TOLERANCE,
         show_default=True,
         help="Relative speed difference that does not matter.",
+    ),
+    click.option(
+        "--eval-batch-size",
+        type=int,
+        metavar="N",
+        help="Also try whether the winner's evaluation fits at N samples per step.",
     ),
 )
 
@@ -148,6 +177,13 @@ def workload_of(values: dict[str, Any]) -> Workload:
         seq_len=values.get("seq_len"),
         trust_remote_code=values.get("trust_remote_code", False),
         attn_implementation=values.get("attn"),
+        data=data_source_of(values),
+        adaptation=adaptation_of(
+            adapter=values.get("adapter"),
+            rank=values.get("adapter_rank"),
+            target=values.get("adapter_target"),
+            quantize=values.get("quantize"),
+        ),
     )
 
 
@@ -175,6 +211,7 @@ def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
         UserError: no effective batch, or a value out of range.
     """
     from autofit.config import parse_precisions
+    from autofit.extras import parse_tune
 
     if values.get("effective_batch") is None:
         raise UserError(
@@ -190,12 +227,15 @@ def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
         optims=values.get("optim"),
         checkpointing=CHECKPOINTING[values.get("checkpointing") or "both"],
         batch_sizes=values.get("batch_size"),
+        keep_numerics=bool(values.get("keep_numerics")),
+        tune=parse_tune(values.get("tune")),
         trials=values.get("trials"),
         timeout_seconds=values.get("timeout"),
         trial_timeout_seconds=values.get("trial_timeout"),
         sampler=values.get("sampler") or "auto",
         seed=values.get("seed") or 0,
         tolerance=values.get("tolerance", DEFAULT_TOLERANCE),
+        eval_batch_size=values.get("eval_batch_size"),
     )
 
 
