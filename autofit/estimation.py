@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autofit.adaptation import Adaptation, adaptation_of
 from autofit.baselines import DEFAULT_BATCH
 from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
-from autofit.laws import Ask, ClassLaws, Setting, collect, law_class
+from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
 from autofit.memory.anatomy import dissect
 from autofit.memory.formula import ModelShape, estimate_by_formula
 from autofit.modelfacts import load_facts, store_facts
@@ -93,6 +94,8 @@ def estimate(
     memory: str | int | None = None,
     padded: bool = False,
     trust_remote_code: bool = False,
+    peft_config: Any = None,
+    quantize: str | None = None,
 ) -> MemoryEstimate:
     """Predict the peak memory of a training without running it.
 
@@ -108,6 +111,7 @@ def estimate(
         memory: bytes of the device that the run may use; None = all of `gpu`.
         padded: whether batches hold padding, so that attention needs a mask.
         trust_remote_code: whether the model's own code may run.
+        peft_config, quantize: an adapter that is trained, and how the weights under it are stored, as for `tune`.
 
     Raises:
         UserError: an input cannot be used.
@@ -121,7 +125,12 @@ def estimate(
         optim=optim,
     )
     with subject_of(
-        model, task=task, seq_len=seq_len, attn=attn_implementation, trust_remote_code=trust_remote_code
+        model,
+        task=task,
+        seq_len=seq_len,
+        attn=attn_implementation,
+        trust_remote_code=trust_remote_code,
+        adaptation=adaptation_of(peft_config=peft_config, quantize=quantize),
     ) as workload:
         return estimate_all(workload, [config], target, padded=padded)[0]
 
@@ -165,7 +174,7 @@ def estimate_all(
     """One estimate per configuration, in order."""
     with asking(workload) as (facts, ask):
         setting = Setting(
-            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded
+            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded or uneven(facts)
         )
         laws = collect(setting, configs, ask, single=any(c.per_device_train_batch_size == 1 for c in configs))
         return [_estimate(setting, config, laws[law_class(setting, config)], target) for config in configs]
@@ -173,7 +182,13 @@ def estimate_all(
 
 @contextlib.contextmanager
 def subject_of(
-    model: Any, *, task: str | None, seq_len: int | None, attn: str | None, trust_remote_code: bool
+    model: Any,
+    *,
+    task: str | None,
+    seq_len: int | None,
+    attn: str | None,
+    trust_remote_code: bool,
+    adaptation: Adaptation | None = None,
 ) -> Iterator[Workload]:
     """The workload of a name or of a live object (which travels in a private file)."""
     more = {
@@ -181,6 +196,7 @@ def subject_of(
         "seq_len": seq_len,
         "attn_implementation": attn,
         "trust_remote_code": trust_remote_code,
+        "adaptation": adaptation,
     }
     if isinstance(model, str | Path):
         yield Workload(model=str(model), **more)  # type: ignore[arg-type]
@@ -206,7 +222,8 @@ def asking(workload: Workload) -> Iterator[tuple[dict[str, Any], Ask]]:
                 started.append(stack.enter_context(ProcessRunner(workload, "cpu")))
             return started[0]
 
-        facts = None if workload.objects_path is not None else load_facts(workload)
+        kept = workload.objects_path is None and workload.data is None
+        facts = load_facts(workload) if kept else None
         if facts is None:
             facts = runner().describe()["model"]
             store_facts(workload, facts)

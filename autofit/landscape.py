@@ -62,7 +62,7 @@ class Point:
         return {
             "config": self.config.to_json(),
             "outcome": "completed",
-            "micro_step_seconds": list(m.micro_step_seconds),
+            "micro_step_seconds": list(m.typical_micro_seconds),
             "fetch_seconds": list(m.fetch_seconds),
             "update_seconds": list(m.update_seconds),
             "peak_allocated_bytes": m.memory.peak_allocated_bytes,

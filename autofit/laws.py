@@ -20,7 +20,7 @@ from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
 TRACER_VERSION = "2"  #: raise it when the tracer, its patches or its loop change what a trace holds
-VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes")
+VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes", "peft")
 SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
 
 
@@ -54,7 +54,7 @@ class Setting:
     @property
     def kept_on_disk(self) -> bool:
         """Whether a law may be kept: not where code of the user's decides what is allocated, which no digest of a config tells."""
-        return self.workload.objects_path is None and not self.workload.trust_remote_code
+        return self.workload.objects_path is None and self.workload.data is None and not self.workload.trust_remote_code
 
     def request(self, config: TrialConfig) -> TraceRequest:
         """The trace of `config`'s class at its own batch."""
@@ -90,6 +90,11 @@ class Setting:
                 "max_grad_norm": self.max_grad_norm,
             },
         )
+
+
+def uneven(facts: Mapping[str, Any]) -> bool:
+    """Whether a child found rows of several lengths, so that batches hold padding."""
+    return bool((facts.get("data") or {}).get("uneven"))
 
 
 def versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autofit.errors import UserError
+from autofit.uneven import at_mean_size
 
 BOOTSTRAP_ROUNDS = 200
 
@@ -81,6 +82,8 @@ class Measurement:
         skipped_steps: optimizer steps skipped by the gradient scaler (fp16 overflow).
         losses: training loss per optimizer step, in order; may hold non-finite values.
         tokens_per_sample: mean non-padding tokens per sample in the measured steps; None where tokens make no sense.
+        micro_step_sizes: of each measured micro-step's batch, in one unit, where rows differ in length; empty where batches are alike.
+        mean_size: of an epoch's batches, in that unit; None = not known.
         facts: what the child saw of each knob (checkpointing active, optimizer class, ...), clocks, pressure.
     """
 
@@ -92,6 +95,8 @@ class Measurement:
     skipped_steps: int = 0
     losses: tuple[float, ...] = ()
     tokens_per_sample: float | None = None
+    micro_step_sizes: tuple[float, ...] = ()
+    mean_size: float | None = None
     facts: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -105,21 +110,49 @@ class Measurement:
         if min(self.micro_step_seconds) == 0.0:
             raise UserError("micro_step_seconds must be positive")
         object.__setattr__(self, "losses", tuple(self.losses))
+        object.__setattr__(self, "micro_step_sizes", tuple(float(v) for v in self.micro_step_sizes))
+
+    @property
+    def uneven(self) -> bool:
+        """Whether batches differ in size, so that means count and not medians (see `uneven`)."""
+        return bool(self.micro_step_sizes)
+
+    @property
+    def typical_micro_seconds(self) -> tuple[float, ...]:
+        """`micro_step_seconds`; of uneven batches, as they would be at the mean size of an epoch's."""
+        return at_mean_size(self.micro_step_seconds, self.micro_step_sizes, self.mean_size) if self.uneven else self.micro_step_seconds
 
     @property
     def t_micro(self) -> float:
-        """Median seconds of one micro-step."""
-        return statistics.median(self.micro_step_seconds)
+        """Seconds of one micro-step: the median, of uneven batches the mean at an epoch's mean size."""
+        return _middle(self.typical_micro_seconds, mean=self.uneven)
 
     @property
     def t_fetch(self) -> float:
-        """Median seconds of loader and loop per micro-step."""
-        return statistics.median(self.fetch_seconds) if self.fetch_seconds else 0.0
+        """Seconds of loader and loop per micro-step: the median, or where loader workers fetch ahead the mean (see `fetch_blocks`)."""
+        blocks = self.fetch_blocks
+        if not blocks:
+            return 0.0
+        return _middle(blocks, mean=self.loader_workers > 0 or self.uneven)
+
+    @property
+    def loader_workers(self) -> int:
+        """Processes that fetched data ahead, as the child saw it."""
+        loader = (self.facts or {}).get("loader") or {}
+        return int(loader.get("dataloader_num_workers") or 0)
+
+    @property
+    def fetch_blocks(self) -> tuple[float, ...]:
+        """`fetch_seconds`, averaged over runs as long as there are workers: their batches come in bursts, of which a median sees the short waits only."""
+        size = max(1, min(self.loader_workers, len(self.fetch_seconds)))
+        whole = len(self.fetch_seconds) - len(self.fetch_seconds) % size
+        chunks = (self.fetch_seconds[i : i + size] for i in range(0, whole, size))
+        return tuple(statistics.fmean(chunk) for chunk in chunks)
 
     @property
     def t_update(self) -> float:
-        """Median seconds of one optimizer update."""
-        return statistics.median(self.update_seconds) if self.update_seconds else 0.0
+        """Seconds of one optimizer update: the median, beside uneven batches the mean."""
+        return _middle(self.update_seconds, mean=self.uneven) if self.update_seconds else 0.0
 
     def samples_per_second(
         self, *, per_device_train_batch_size: int, gradient_accumulation_steps: int
@@ -139,11 +172,13 @@ class Measurement:
         It knows jitter, not drift: two runs minutes apart can differ by more (see `pooled_interval`).
         """
         return _bootstrapped(
-            self.micro_step_seconds,
-            self.fetch_seconds,
+            self.typical_micro_seconds,
+            self.fetch_blocks,
             self.update_seconds,
             per_device_train_batch_size,
             gradient_accumulation_steps,
+            mean_fetch=self.loader_workers > 0,
+            means=self.uneven,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -211,20 +246,32 @@ def _bootstrapped(
     update: tuple[float, ...],
     batch: int,
     accumulation: int,
+    *,
+    mean_fetch: bool = False,
+    means: bool = False,
 ) -> Interval:
     """Interval of the throughput over resampled medians; kept, because results ask for it again and again."""
     rng = random.Random(len(micro))
+    middle = _resampled_mean if means else _resampled_median
     draws = sorted(
         throughput(
             batch,
             accumulation,
-            _resampled_median(micro, rng),
-            _resampled_median(fetch, rng),
-            _resampled_median(update, rng),
+            middle(micro, rng),
+            (_resampled_mean if mean_fetch or means else _resampled_median)(fetch, rng),
+            middle(update, rng),
         )
         for _ in range(BOOTSTRAP_ROUNDS)
     )
     return Interval(low=draws[int(0.025 * len(draws))], high=draws[int(0.975 * len(draws))])
+
+
+def _middle(values: Sequence[float], *, mean: bool) -> float:
+    return statistics.fmean(values) if mean else statistics.median(values)
+
+
+def _resampled_mean(values: Sequence[float], rng: random.Random) -> float:
+    return statistics.fmean(rng.choices(values, k=len(values))) if values else 0.0
 
 
 def _resampled_median(values: Sequence[float], rng: random.Random) -> float:

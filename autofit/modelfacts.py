@@ -36,7 +36,7 @@ def load_facts(workload: Workload) -> dict[str, Any] | None:
 
 def store_facts(workload: Workload, facts: dict[str, Any]) -> None:
     """Keep `facts`; a cache that cannot be written is no error."""
-    if workload.objects_path is not None:
+    if workload.objects_path is not None or workload.data is not None:  # what the files hold is not in the key
         return
     path = _path(workload)
     try:

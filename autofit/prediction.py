@@ -13,7 +13,7 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import UserError, WorkerError
 from autofit.forecast import TracedForecast
-from autofit.laws import Ask, ClassLaws, Setting, collect, law_class
+from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
 from autofit.space import Space
 from autofit.spec import Workload
 
@@ -54,7 +54,7 @@ def predictor_for(
     capability = capability_of(device)
     if capability is None or "digest" not in facts:
         return None
-    setting = Setting(workload=workload, facts=facts, compute_capability=capability)
+    setting = Setting(workload=workload, facts=facts, compute_capability=capability, padded=uneven(facts))
     laws = _collected(setting, class_representatives(setting, space), ask, say, patience_seconds)
     for reason in sorted({str(found.reason) for found in laws.values() if found.laws is None}):
         say(f"memory of some configurations is not predicted: {reason}")

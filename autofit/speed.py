@@ -71,25 +71,28 @@ class Observation:
     @classmethod
     def of(cls, config: TrialConfig, measurement: Measurement) -> Observation:
         """Reduce raw samples to medians with honest errors."""
-        micro = log_time(measurement.micro_step_seconds, floor=1e-9)
+        mean = measurement.uneven
+        micro = log_time(measurement.typical_micro_seconds, floor=1e-9, mean=mean)
         small = NEGLIGIBLE * math.exp(micro.value)
         fetch, update = measurement.fetch_seconds, measurement.update_seconds
         return cls(
             config=config,
             micro=micro,
-            fetch=log_time(fetch, floor=small) if fetch else None,
-            update=log_time(update, floor=small * config.gradient_accumulation_steps) if update else None,
+            fetch=log_time(fetch, floor=small, mean=mean) if fetch else None,
+            update=log_time(update, floor=small * config.gradient_accumulation_steps, mean=mean)
+            if update
+            else None,
         )
 
 
-def log_time(samples: Sequence[float], *, floor: float) -> LogTime:
-    """Median of `samples` (seconds, at least one) as a logarithm with its error.
+def log_time(samples: Sequence[float], *, floor: float, mean: bool = False) -> LogTime:
+    """Median of `samples` (seconds, at least one), or their mean, as a logarithm with its error.
 
     The error joins the jitter within the run (robust: from the median absolute deviation) and the drift between runs, which
     one run cannot show and which is therefore assumed to be a fixed share of the jitter.
     """
     logs = [math.log(max(value, floor)) for value in samples]
-    middle = statistics.median(logs)
+    middle = math.log(max(statistics.fmean(samples), floor)) if mean else statistics.median(logs)
     if len(logs) < 3:
         jitter = 0.05
     else:

@@ -20,6 +20,9 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from autofit.workload.loader import fetched_ahead
+from autofit.workload.token_count import BatchCount, TokenCounter
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -32,6 +35,7 @@ class Window:
         min_micro_steps: measured micro-steps aimed for, unless `seconds` have passed already.
         max_unskipped: with a gradient scaler, go on until this many steps were not skipped ...
         patience_steps: ... but no longer than this.
+        least_micro_steps: measured micro-steps below which no time is enough (uneven batches need several).
     """
 
     optimizer_steps: int | None = None
@@ -40,14 +44,15 @@ class Window:
     min_micro_steps: int = 8
     max_unskipped: int = 2
     patience_steps: int = 40
+    least_micro_steps: int = 1
 
     def enough(self, *, steps: int, unskipped: int, micro_steps: int, seconds: float) -> bool:
         """Whether to stop after `steps` optimizer steps (`unskipped` of them real), with `micro_steps` measured in `seconds`."""
         if self.optimizer_steps is not None:
-            return steps >= self.optimizer_steps
+            return steps >= self.optimizer_steps and micro_steps >= 1
         if unskipped < self.max_unskipped and steps < self.patience_steps:
             return False
-        if steps < self.min_steps or micro_steps < 1:
+        if steps < self.min_steps or micro_steps < self.least_micro_steps:
             return False
         return seconds >= self.seconds or (
             micro_steps >= self.min_micro_steps and seconds >= self.seconds / 2
@@ -56,9 +61,10 @@ class Window:
 
 @dataclass
 class Samples:
-    """Raw samples of the measured steps (the first step is not among them)."""
+    """Raw samples of the measured steps (the first step is not among them); `batch` numbers the loader's batch of each micro-step."""
 
     micro: list[float] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
     fetch: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)
 
@@ -69,31 +75,46 @@ class StepClock(TrainerCallback):
     Args:
         window: when to stop.
         enter: called with the name of each phase (`forward`, `backward`, `update`, `fetch`).
-        on_warm: called once, after the first optimizer step.
+        on_warm: called once, after the prelude, or after the first optimizer step where there is none.
+        prelude_steps: optimizer steps, not skipped ones, that a `DataFeed` gives the longest batch; they are not measured.
+        settle_steps: further steps that are not measured.
     """
 
-    def __init__(self, window: Window, *, enter: Callable[[str], None], on_warm: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        window: Window,
+        *,
+        enter: Callable[[str], None],
+        on_warm: Callable[[], None],
+        prelude_steps: int = 0,
+        settle_steps: int = 1,
+    ) -> None:
         self.samples = Samples()
         self.losses: list[float] = []
         self.steps = 0
         self.skipped = 0
-        self.tokens: list[float] = []
+        self.counts: list[BatchCount] = []
+        self.prelude_counts: list[BatchCount] = []
+        self._prelude, self._settle, self._warm = prelude_steps, settle_steps, False
+        self._batches = 0  # of the loader, that were trained on
         self._window, self._enter, self._on_warm = window, enter, on_warm
         self._begins: list[float] = []
         self._ends: list[float] = []
         self._step_losses: list[torch.Tensor] = []
         self._last_end = time.perf_counter()
         self._measured_since = 0.0
+        self._ahead = 0  # batches that loader workers had ready before the first step: their fetch costs nothing
         self._trainer: Trainer | None = None
 
     def attach(self, trainer: Trainer) -> None:
         """Wrap the instance's `training_step` and `compute_loss`; user subclasses keep theirs."""
         self._trainer = trainer
+        self._counter = TokenCounter(trainer.args.train_batch_size)
+        self._ahead = 0 if self._window.optimizer_steps is not None else fetched_ahead(trainer.args)
         step, loss = trainer.training_step, trainer.compute_loss
 
         def timed_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.steps == 0:
-                self._count_tokens(inputs)
+            self._counter.note(inputs)
             synchronize()
             self._begins.append(time.perf_counter())
             self._enter("forward")
@@ -123,11 +144,17 @@ class StepClock(TrainerCallback):
         assert self._trainer is not None
         self.steps += 1
         self.skipped += bool(self._trainer.accelerator.optimizer_step_was_skipped)
-        if self.steps == 1:
-            self._on_warm()
+        counts = self._counter.close()
+        if self.in_prelude:
+            self.prelude_counts += counts
+            done = self.steps - self.skipped >= self._prelude or self.steps >= self._window.patience_steps
+            self._prelude = 0 if done else self._prelude
             self._measured_since = now
         else:
-            self._record(now)
+            self._close_own_step(now, counts)
+        if not self._warm and not self.in_prelude:
+            self._warm = True
+            self._on_warm()
         self.losses.append(float(torch.stack(self._step_losses).sum()))
         self._begins, self._ends, self._step_losses = [], [], []
         control.should_training_stop = self._window.enough(
@@ -139,6 +166,24 @@ class StepClock(TrainerCallback):
         self._last_end = time.perf_counter()
         return control
 
+    @property
+    def in_prelude(self) -> bool:
+        """Whether the next optimizer step is to see the longest batch."""
+        return self._prelude > 0
+
+    def _close_own_step(self, now: float, counts: list[BatchCount]) -> None:
+        """A step on the loader's own batches: the first ones settle, the others are measured."""
+        count = len(self._begins)
+        if self._settle > 0 or self._ahead > 0:
+            self._measured_since = now
+        else:
+            self._record(now)
+            self.counts += counts
+            self.samples.batch += range(self._batches, self._batches + count)
+        self._settle -= 1
+        self._ahead -= count
+        self._batches += count
+
     def _record(self, now: float) -> None:
         count = len(self._begins)
         gaps = [begin - end for begin, end in zip(self._begins[1:], self._ends[:-1])]
@@ -148,15 +193,6 @@ class StepClock(TrainerCallback):
         self.samples.micro += [end - begin for begin, end in zip(self._begins, self._ends)]
         self.samples.fetch.append((self._begins[0] - self._last_end) / count + gap)
         self.samples.update.append(update - gap)
-
-    def _count_tokens(self, inputs: Any) -> None:
-        if not isinstance(inputs, dict) and not hasattr(inputs, "keys"):
-            return
-        mask, ids = inputs.get("attention_mask"), inputs.get("input_ids")
-        if mask is not None and torch.is_tensor(mask) and mask.ndim == 2:
-            self.tokens.append(float(mask.sum()) / mask.shape[0])
-        elif ids is not None and torch.is_tensor(ids) and ids.ndim == 2:
-            self.tokens.append(float(ids.shape[1]))
 
 
 def synchronize() -> None:

@@ -21,13 +21,13 @@ from autofit.space import OPTIM_PACKAGES
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload import models
+from autofit.workload.data.facts import describe_data
+from autofit.workload.evaluation import data_label
 from autofit.workload.script_facts import describe_script
-from autofit.workload.subject import own_dtype
-from autofit.workload.trial import argument_defaults
+from autofit.workload.user_arguments import argument_defaults, class_of, own_class, scalars
 
-PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy")
+PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy", "peft", "trl")
 IMPORTED = ("bitsandbytes",)
-JSON_SCALARS = (str, int, float, bool, type(None))
 
 
 def answer_describe(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -43,11 +43,13 @@ def answer_describe(payload: dict[str, Any], channel: Channel) -> dict[str, Any]
         "software": software(device),
         "missing_packages": missing_packages(),
         "optims": [str(name.value) for name in OptimizerNames],
-        "argument_defaults": {k: v for k, v in argument_defaults().items() if isinstance(v, JSON_SCALARS)},
+        "argument_defaults": scalars(argument_defaults()),
     }
     if payload.get("workload") is not None:
         channel.enter("model")
         answer["model"], answer["preload"] = describe_model(Workload.from_json(payload["workload"]), cpu=device.kind == "cpu")
+        own = answer["model"].pop("argument_defaults", None)
+        answer["argument_defaults"] = answer["argument_defaults"] if own is None else own
     return answer
 
 
@@ -98,8 +100,11 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
         return describe_script(workload, cpu=cpu), [name for name in sys.modules if name.startswith("transformers.models.")]
     resolved = models.resolve(workload)
     facts = models.facts(resolved)
-    facts["weights_dtype"] = own_dtype(resolved)
+    facts |= describe_data(resolved)
     objects = resolved.objects
+    facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu)
+    if objects is not None and objects.extra.get("eval_dataset") is not None:
+        facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])
     if (objects is None or objects.train_dataset is None) and (resolved.task is None or resolved.config is None):
         raise UserError(
             f"there is no data for {resolved.name!r}: autofit knows no task of it", hint="pass train_dataset=... (and data_collator=...)"

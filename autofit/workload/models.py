@@ -16,6 +16,7 @@ import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autofit.adaptation import Adaptation
+from autofit.config import PRECISION_FACTS, Precision
 from autofit.errors import UserError
 from autofit.spec import Workload
 from autofit.workload import adapters, quantised
@@ -29,7 +30,10 @@ from autofit.workload.construct import (
     sketch,
     without_adapters,
 )
+from autofit.workload.data.prepared import Prepared, prepare
 from autofit.workload.digests import config_digest, json_able, module_digest
+from autofit.workload.figures import config_figures, stored_figures
+from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects, load_objects
 from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
@@ -38,7 +42,6 @@ from autofit.workload.tasks import (
     check_task,
     default_task,
     has_class,
-    max_positions,
     parse_task,
     sequence_length,
     task_of_class,
@@ -70,6 +73,7 @@ class ResolvedModel:
         trust_remote_code, attn_implementation: as in `Workload`.
         objects: the live objects; None for names.
         adaptation: what is put on the model, and how its weights are stored; None = trained as it is.
+        data: the tokenised rows of a named dataset; None = there is none.
         warnings: one line each, for the user.
     """
 
@@ -83,6 +87,7 @@ class ResolvedModel:
     attn_implementation: str | None = None
     objects: LiveObjects | None = None
     adaptation: Adaptation | None = None
+    data: Prepared | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -117,17 +122,20 @@ def resolve_with(workload: Workload, objects: LiveObjects | None) -> ResolvedMod
         check_task(task, config)
     if not workload.trust_remote_code and not has_class(task, config):
         raise remote_code_needed(workload.model)
+    data = None if workload.data is None else prepare(workload, task, config)
+    config = config if data is None else data.fitted(config)
     return ResolvedModel(
         name=workload.model,
         source=found.source,
         config=config,
         task=task,
-        seq_len=sequence_length(workload.seq_len, task, config),
+        seq_len=sequence_length(workload.seq_len, task, config) if data is None else data.longest(),
         digest=config_digest(config, workload.adaptation),
         trust_remote_code=workload.trust_remote_code,
         attn_implementation=workload.attn_implementation,
         objects=objects,
         adaptation=workload.adaptation,
+        data=data,
         warnings=found.warnings,
     )
 
@@ -201,6 +209,14 @@ def build(
     return model.train()
 
 
+def dtype_to_build(resolved: ResolvedModel, precision: Precision) -> str | None:
+    """dtype of the weights under `precision`; None for a live module, which keeps its own unless pure_bf16 is asked for."""
+    live = resolved.objects is not None and resolved.objects.is_live
+    if live and precision is not Precision.PURE_BF16:
+        return None
+    return PRECISION_FACTS[precision].weight_dtype
+
+
 def model_class(resolved: ResolvedModel) -> type:
     """The class that `build` returns an instance of. Builds on `meta` only where the class is the model's own code."""
     if resolved.task is None or not has_class(resolved.task, resolved.config) or resolved.trust_remote_code:
@@ -242,7 +258,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         `name`, `source`, `task`, `seq_len`, `digest`, `warnings`, `class`, `n_params`, `n_trainable_params`,
         `hidden_size`, `num_layers`, `num_heads`, `vocab_size`, `max_positions`, `tie_word_embeddings`,
         `supports_gradient_checkpointing`, `supports_sdpa`, `attn_implementation`, `config`; None where the model
-        does not say. `adapter` (peft's name), `quantization` and `weights_bytes`: as it is trained.
+        does not say. `adapter` (peft's name), `quantization`, `weights_bytes` and `weights_dtype`: as it is trained.
     """
     objects = resolved.objects
     if objects is not None and objects.is_live:
@@ -260,36 +276,13 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "warnings": list(resolved.warnings),
         "class": type(without_adapters(model)).__name__,
         "adapter": adapters.adapter_type(model),
-        **_stored(model, resolved),
+        "weights_dtype": weight_dtype(model) if objects is not None and objects.is_live else "float32",
+        **stored_figures(model, resolved.adaptation, resolved.task),
         "n_params": sum(quantised.count(p) for p in parameters),
         "n_trainable_params": sum(p.numel() for p in parameters if p.requires_grad),
-        **_config_facts(config),
+        **config_figures(config),
         "supports_gradient_checkpointing": bool(getattr(model, "supports_gradient_checkpointing", False)),
         "supports_sdpa": bool(getattr(model, "_supports_sdpa", False)),
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "config": None if config is None else json_able(config.to_dict()),
     }
-
-
-def _stored(model: Any, resolved: ResolvedModel) -> dict[str, Any]:
-    """`quantization` and `weights_bytes` of the model as it will be built; on `meta` it is plain."""
-    adaptation = resolved.adaptation
-    if adaptation is None or adaptation.quantization is None:
-        return {"quantization": quantised.quantization_of(model), "weights_bytes": quantised.stored_bytes(model)}
-    kept = adapters.trained_in_full(without_adapters(model), adaptation, resolved.task)
-    planned = quantised.planned_bytes(model, adaptation.quantization, kept)
-    return {"quantization": adaptation.quantization, "weights_bytes": planned}
-
-
-def _config_facts(config: PretrainedConfig | None) -> dict[str, Any]:
-    text = None if config is None else config.get_text_config()
-    names = {
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_heads": "num_attention_heads",
-        "vocab_size": "vocab_size",
-        "tie_word_embeddings": "tie_word_embeddings",
-    }
-    found: dict[str, Any] = {ours: getattr(text, theirs, None) for ours, theirs in names.items()}
-    found["max_positions"] = None if config is None else max_positions(config)
-    return found

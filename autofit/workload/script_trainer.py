@@ -22,7 +22,7 @@ from autofit.errors import ScriptError
 from autofit.workload.construct import as_dtype
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.script_guard import TrainingStopped
-from autofit.workload.subject import STEPS_OF_DATA, RepeatedDataset
+from autofit.workload.subject import lengthened
 
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
 
@@ -41,20 +41,15 @@ class LeaveWhenStopped(TrainerCallback):
 
 
 def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
-    """Silence the Trainer, repeat its data, and bring weights and checkpointing to what `config` says.
+    """Silence the Trainer, look at its data, and bring weights and checkpointing to what `config` says.
 
     Raises:
         ScriptError: the script trains over several processes, has no training data, or makes its model inside the training where
             the weights' dtype would have to change.
     """
     refuse_distributed(trainer)
-    for callback in list(trainer.callback_handler.callbacks):
-        silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
-        if silent or type(callback).__module__.startswith(REPORTERS):
-            trainer.remove_callback(callback)
-    arguments = trainer.args
-    size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    trainer.train_dataset = long_enough(trainer.train_dataset, size * STEPS_OF_DATA)
+    silence(trainer)
+    trainer.train_dataset = long_enough(trainer.train_dataset, 1)
     wanted = PRECISION_FACTS[config.precision].weight_dtype
     if wanted == "bfloat16" and weight_dtype(model) != wanted:
         if trainer.model_init is not None:
@@ -62,10 +57,23 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
                 "pure_bf16 cannot be tried: the script's model_init builds the model in another dtype"
             )
         as_dtype(model, torch.bfloat16)
+    checkpointing_as_asked(model, config)
+    refuse_missing_loss(trainer)
+
+
+def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
+    """Switch off checkpointing that code has switched on, where `config` is without; on is the Trainer's own work."""
     if not config.gradient_checkpointing and checkpointing_active(model):
         newer = "activation_checkpointing_disable"
         getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_disable")()
-    _refuse_missing_loss(trainer)
+
+
+def silence(trainer: Trainer) -> None:
+    """Take out the callbacks that print, report to trackers, or need evaluations to decide when to stop."""
+    for callback in list(trainer.callback_handler.callbacks):
+        silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
+        if silent or type(callback).__module__.startswith(REPORTERS):
+            trainer.remove_callback(callback)
 
 
 def refuse_distributed(trainer: Trainer) -> None:
@@ -87,20 +95,9 @@ def long_enough(data: Any, length: int) -> Any:
     """
     if data is None:
         raise ScriptError("the script's Trainer has no train_dataset")
-    if (
-        isinstance(data, torch.utils.data.IterableDataset)
-        or not hasattr(data, "__len__")
-        or len(data) >= length
-    ):
-        return data
-    if len(data) == 0:
+    if hasattr(data, "__len__") and not isinstance(data, torch.utils.data.IterableDataset) and len(data) == 0:
         raise ScriptError("the script's training dataset is empty")
-    select = getattr(data, "select", None)
-    if type(data).__module__.startswith("datasets.") and callable(
-        select
-    ):  # keeps columns, formats and batched reading
-        return select([i % len(data) for i in range(length)], keep_in_memory=True)
-    return RepeatedDataset(data, length)
+    return lengthened(data, length)
 
 
 def ignores_optim(trainer: Trainer) -> bool:
@@ -122,7 +119,8 @@ def _made_for(trainer: Trainer, name: OptimizerNames) -> type:
         trainer.args.optim, trainer.optimizer = asked, None
 
 
-def _refuse_missing_loss(trainer: Trainer) -> None:
+def refuse_missing_loss(trainer: Trainer) -> None:
+    """Have a `compute_loss` that returns None say so by name."""
     loss = trainer.compute_loss
 
     def checked_loss(*args: Any, **kwargs: Any) -> Any:

@@ -3,32 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-import statistics
 import tempfile
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from transformers import Trainer, TrainingArguments, set_seed
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from autofit.arguments import explicit_arguments
 from autofit.config import PRECISION_FACTS, TrialConfig
-from autofit.errors import ScriptError
+from autofit.errors import ScriptError, UserError
 from autofit.measurement import Measurement
 from autofit.protocol import SCRATCH, TrialOrder
 from autofit.runner import TrialRequest
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload.clock import StepClock, Window
+from autofit.workload.data.feed import (
+    PRELUDE_STEPS,
+    DataFeed,
+    data_facts,
+    feed_of,
+    measured_sizes,
+    rows_of,
+    uneven_window,
+)
+from autofit.workload.evaluation import evaluate
 from autofit.workload.knobs import KnobWitness
 from autofit.workload.limits import MemoryMeter, meter_for
+from autofit.workload.loader import LoaderWatch
 from autofit.workload.script import Training, run_script
+from autofit.workload.script_arguments import NEEDS_EVALUATION
 from autofit.workload.script_guard import TrainingStopped
-from autofit.workload.script_trainer import LeaveWhenStopped, ignores_optim, make_ready
+from autofit.workload.script_trainer import (
+    LeaveWhenStopped,
+    checkpointing_as_asked,
+    ignores_optim,
+    make_ready,
+    refuse_missing_loss,
+    silence,
+)
 from autofit.workload.subject import Subject, load_subject
+from autofit.workload.token_count import tokens_per_sample
+from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
 MAX_STEPS = 100_000
 #: What a trial must not do, whatever the user's own arguments say: write, report, evaluate, or stop early for another reason.
@@ -66,16 +83,22 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
     channel.enter("model")
     subject = load_subject(workload, request.config, device="cpu" if order.device == "cpu" else "cuda:0")
     channel.enter("trainer")
-    clock = StepClock(window_of(request), enter=_announcer(channel), on_warm=meter.mark_warm)
     with tempfile.TemporaryDirectory(prefix="autofit-trial-", dir=os.environ.get(SCRATCH)) as directory:
         arguments = trial_arguments(
-            subject.base_arguments, request, output_dir=directory, cpu=order.device == "cpu"
+            subject.base_arguments, request, output_dir=directory, cpu=order.device == "cpu", cls=subject.arguments_cls
         )
         trainer = make_trainer(subject, arguments, request)
         witness = KnobWitness(subject.model, order.device)
-        clock.attach(trainer)
-        trainer.train()
-    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config)
+        loader = LoaderWatch(trainer, rows=rows_of(trainer) if subject.user_data else None, user_data=subject.user_data)
+        feed = feed_of(trainer, request.config, user_data=subject.user_data)
+        clock = attached_clock(trainer, feed, request, channel, meter)
+        trainer.add_callback(LeaveWhenStopped())
+        with contextlib.suppress(TrainingStopped):
+            trainer.train()
+        if not clock.samples.micro:
+            raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
+        facts = {**loader.facts(), **data_facts(feed, clock), **evaluated(trainer, request, channel)}
+    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed)
 
 
 def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
@@ -91,15 +114,17 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
         trainer, config = training.trainer, request.config
         channel.enter("trainer")
         make_ready(trainer, training.model, config)
-        clock = StepClock(window_of(request), enter=_announcer(channel), on_warm=meter.mark_warm)
         witness = KnobWitness(training.model, order.device, own_optimizer=ignores_optim(trainer))
-        clock.attach(trainer)
+        loader = LoaderWatch(trainer, rows=None, user_data=True)
+        feed = feed_of(trainer, config, user_data=True)
+        clock = attached_clock(trainer, feed, request, channel, meter)
         trainer.add_callback(LeaveWhenStopped())
         with contextlib.suppress(TrainingStopped):
             training.train()
         if clock.steps < 2 or not clock.samples.micro:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
-        measured.append(_measurement(clock, meter, witness, trainer, False, config))
+        facts = {**loader.facts(), **data_facts(feed, clock), **evaluated(trainer, request, channel)}
+        measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed))
 
     channel.enter("script")
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
@@ -134,43 +159,72 @@ def trial_config(request: TrialRequest) -> TrialConfig:
 
 
 def trial_arguments(
-    base: Mapping[str, Any], request: TrialRequest, *, output_dir: str, cpu: bool
+    base: Mapping[str, Any],
+    request: TrialRequest,
+    *,
+    output_dir: str,
+    cpu: bool,
+    cls: type[TrainingArguments] = TrainingArguments,
 ) -> TrainingArguments:
-    """The user's arguments with the configuration's knobs, and without side effects."""
-    defaults = argument_defaults()
+    """The user's arguments, of their own class, with the configuration's knobs, and without side effects."""
+    defaults = argument_defaults(cls)
     arguments = {**base, **explicit_arguments(trial_config(request), defaults), **TRIAL_ARGUMENTS}
     arguments |= {"output_dir": output_dir, "max_steps": MAX_STEPS, "seed": request.seed}
+    if arguments.get("lr_scheduler_type") in NEEDS_EVALUATION:
+        arguments["lr_scheduler_type"] = "constant"
     if cpu:
         arguments["use_cpu"] = True
-    return TrainingArguments(**{name: value for name, value in arguments.items() if name in defaults})
-
-
-def argument_defaults() -> dict[str, Any]:
-    """Name -> default of every field of the installed TrainingArguments; enums as their values, factories called."""
-    defaults = {}
-    for field in dataclasses.fields(TrainingArguments):
-        if not field.init:
-            continue
-        value = field.default if field.default is not dataclasses.MISSING else None
-        if field.default_factory is not dataclasses.MISSING:
-            value = field.default_factory()
-        defaults[field.name] = value.value if isinstance(value, Enum) else value
-    return defaults
+    return cls(**{name: value for name, value in arguments.items() if name in defaults})
 
 
 def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialRequest) -> Trainer:
     """The user's Trainer class (or the plain one) on the subject, silent."""
     size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    given = {
+        "eval_dataset": subject.eval_dataset,
+        "processing_class": subject.processing_class,
+        "callbacks": list(subject.callbacks),
+    }
     trainer = subject.trainer_cls(
         model=subject.model,
         args=arguments,
         train_dataset=subject.dataset(size, request.seed),
         data_collator=subject.collator,
+        **{name: value for name, value in given.items() if value is not None and value != []},
         **subject.trainer_arguments,
     )
-    trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
+    checkpointing_as_asked(trainer.model, request.config)
+    silence(trainer)
+    refuse_missing_loss(trainer)
     return trainer
+
+
+def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict[str, Any]:
+    """What an evaluation after the last step says, under its own name; empty where none was ordered."""
+    if not request.evaluate:
+        return {}
+    channel.enter("evaluate")
+    return {"evaluation": evaluate(trainer)}
+
+
+def attached_clock(
+    trainer: Trainer, feed: DataFeed, request: TrialRequest, channel: Channel, meter: MemoryMeter
+) -> StepClock:
+    """The clock of a trial on its Trainer, fed by `feed`: uneven data begins with the longest batch, and needs several batches."""
+    window = window_of(request)
+    whole = request.full_length or request.optimizer_steps is not None
+    if feed.uneven and not whole:
+        window = uneven_window(window)
+    clock = StepClock(
+        window,
+        enter=_announcer(channel),
+        on_warm=meter.mark_warm,
+        prelude_steps=PRELUDE_STEPS if feed.uneven else 0,
+        settle_steps=0 if feed.uneven and whole else 1,
+    )
+    feed.attach(trainer, lambda: clock.in_prelude)
+    clock.attach(trainer)
+    return clock
 
 
 def _announcer(channel: Channel):  # type: ignore[no-untyped-def]
@@ -192,8 +246,10 @@ def _measurement(
     trainer: Trainer,
     built_here: bool,
     config: TrialConfig,
+    more: Mapping[str, Any],
+    feed: DataFeed,
 ) -> Measurement:
-    facts: dict[str, Any] = {**witness.facts(trainer, config, built_here=built_here), **meter.facts()}
+    facts: dict[str, Any] = {**more, **witness.facts(trainer, config, built_here=built_here), **meter.facts()}
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),
@@ -203,6 +259,7 @@ def _measurement(
         optimizer_steps=clock.steps,
         skipped_steps=clock.skipped,
         losses=tuple(clock.losses),
-        tokens_per_sample=statistics.fmean(clock.tokens) if clock.tokens else None,
+        tokens_per_sample=tokens_per_sample(clock.counts),
         facts=facts,
+        **measured_sizes(feed, clock),
     )

@@ -22,10 +22,14 @@ from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.spec import Workload
 from autofit.workload import batches, models
+from autofit.workload.quantised import CLASSES
+from autofit.workload.data.collators import collator_of
+from autofit.workload.data.facts import worst_rows
 from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
+QUANTISED = "quantised layers run kernels of bitsandbytes, which have no fake counterpart"
 
 
 def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = False) -> StepSettings:
@@ -34,8 +38,9 @@ def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = Fal
     config = request.config.but(
         per_device_train_batch_size=request.batch, gradient_accumulation_steps=request.accumulation
     )
-    base = dict(_extra(resolved).get("arguments") or {})
-    arguments = base | explicit_arguments(config, argument_defaults())
+    defaults = argument_defaults()
+    base = {k: v for k, v in (_extra(resolved).get("arguments") or {}).items() if k in defaults}
+    arguments = base | explicit_arguments(config, defaults)
     arguments["max_grad_norm"] = dict(config.extra).get("max_grad_norm", request.max_grad_norm)
     arguments["label_smoothing_factor"] = dict(config.extra).get(
         "label_smoothing_factor", request.label_smoothing_factor
@@ -83,13 +88,16 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
     Raises:
         TraceUnavailable: a live model whose weights are not plain tensors.
     """
-    weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
+    if resolved.adaptation is not None and resolved.adaptation.quantization is not None:
+        raise TraceUnavailable(QUANTISED)
+    weight_dtype = models.dtype_to_build(resolved, request.config.precision)
     attention = model_arguments(request.config).get(
         "attn_implementation", request.workload.attn_implementation
     )
     options: dict[str, Any] = {"weight_dtype": weight_dtype, "attn_implementation": attention}
     objects = resolved.objects
-    if objects is None or (objects.model is None and objects.model_init is None):
+    live = objects is not None and objects.is_live
+    if not live and resolved.adaptation is None:
         make = functools.partial(models.build, resolved, device=request.device_type, **options)
         model = build_model(mode, request.device_type, make)
         tensors = [*model.parameters(), *model.buffers()]
@@ -97,7 +105,7 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
             with mode:  # legacy constructors (`torch.Tensor(n)`) make CPU tensors; the Trainer moves them
                 replace_tensors(model, request.device_type)
         return model
-    if objects.model is not None:
+    if objects is not None and objects.model is not None:
         replace_tensors(objects.model, "meta")  # frees the weights; the copy is what a trace may change
         copied = replace(objects, model=copy.deepcopy(objects.model))
         model = models.build(replace(resolved, objects=copied), device="meta", **options)
@@ -105,6 +113,8 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
         try:
             model = models.build(resolved, device="meta", **options)
         except UserError:  # a function that moves or reads tensors cannot run without them
+            if not live:
+                raise
             model = models.build(resolved, device="cpu", **options)
     with mode:
         replace_tensors(model, request.device_type)
@@ -124,7 +134,7 @@ def replace_tensors(model: nn.Module, device: str) -> None:
     def substitute(tensor: Tensor) -> Tensor:
         if id(tensor) not in replaced:
             if not isinstance(tensor, FakeTensor) and type(tensor) not in _PLAIN_PARAMETERS:
-                raise TraceUnavailable(f"weights of class {type(tensor).__name__} have no fake kernels")
+                raise TraceUnavailable(QUANTISED if type(tensor).__name__ in CLASSES else f"weights of class {type(tensor).__name__} have no fake kernels")
             empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
@@ -144,11 +154,11 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
     Raises:
         TraceUnavailable: the user's samples are not a mapping of tensors.
     """
-    objects = resolved.objects
-    if objects is not None and objects.train_dataset is not None:
-        rows = objects.train_dataset
-        samples = [rows[i % len(rows)] for i in range(request.batch)]
-        batch = (objects.data_collator or default_data_collator)(samples)
+    objects, data = resolved.objects, resolved.data
+    rows = data.rows() if data is not None else objects.train_dataset if objects is not None else None
+    if rows is not None:
+        own = collator_of(data, None) if data is not None else objects.data_collator if objects is not None else None
+        batch = (own or default_data_collator)([rows[i] for i in worst_rows(rows, request.batch)])
         if not all(isinstance(value, Tensor) for value in batch.values()):
             raise TraceUnavailable("the collator returns something other than tensors")
         return dict(batch)
@@ -170,6 +180,8 @@ def trainer_of(request: TraceRequest) -> tuple[type[Trainer], dict[str, Any]] | 
     """The user's own Trainer class and its further constructor arguments; None when there is none."""
     extra = _extra(resolve(request.workload))
     cls = extra.get("trainer_cls")
+    if cls is not None and any(base.__module__.startswith("trl.") for base in cls.__mro__):
+        raise TraceUnavailable("TRL's Trainers prepare data and loss in their own way: their memory is learned from trials")
     return None if cls is None or cls is Trainer else (cls, dict(extra.get("trainer_arguments") or {}))
 
 

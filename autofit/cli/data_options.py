@@ -1,0 +1,56 @@
+"""Options that name the user's own data, and what they parse to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from autofit.data_source import DataSource
+from autofit.errors import UserError
+
+DATA_OPTIONS = (
+    click.option(
+        "--dataset",
+        metavar="FILE|DIR|NAME",
+        help="Your data: .csv, .tsv, .jsonl, .json, .parquet, a directory saved by datasets, or a hub name in the cache (name:config).",
+    ),
+    click.option("--split", metavar="NAME", help="Which split; train when left out."),
+    click.option("--text-column", metavar="A[,B]", help="Column of the text, or of a pair; guessed where only one can be meant."),
+    click.option("--label-column", metavar="NAME", help="Column of the labels, target texts or tags; guessed likewise."),
+    click.option("--tokenizer", metavar="DIR|NAME", help="Tokenizer; the model's own when left out."),
+    click.option("--packing", is_flag=True, help="causal-lm: join the texts and cut them into blocks of --seq-len."),
+    click.option("--pad-to-multiple-of", type=int, metavar="N", help="Pad batches to a multiple of N tokens."),
+)
+_FLAGS = {
+    "split": "--split",
+    "text_column": "--text-column",
+    "label_column": "--label-column",
+    "tokenizer": "--tokenizer",
+    "packing": "--packing",
+    "pad_to_multiple_of": "--pad-to-multiple-of",
+}  #: option -> flag of what has a meaning beside a dataset only
+
+
+def data_source_of(values: dict[str, Any]) -> DataSource | None:
+    """The data that the options name; None when they name none.
+
+    Raises:
+        UserError: an option about data without a dataset, or an impossible value.
+    """
+    dataset = values.get("dataset")
+    if dataset is None:
+        for name, flag in _FLAGS.items():
+            if values.get(name):
+                raise UserError(f"{flag} without --dataset has no meaning", hint="name the data with --dataset")
+        return None
+    columns = values.get("text_column") or ""
+    return DataSource(
+        dataset=dataset,
+        split=values.get("split"),
+        text_columns=tuple(part.strip() for part in columns.split(",") if part.strip()),
+        label_column=values.get("label_column"),
+        tokenizer=values.get("tokenizer"),
+        packing=bool(values.get("packing")),
+        pad_to_multiple_of=values.get("pad_to_multiple_of"),
+    )

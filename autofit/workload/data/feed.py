@@ -1,0 +1,232 @@
+"""How batches reach a Trainer in a trial: first the largest batch that its sampler can draw, then its own batches, in an order that stands for an epoch.
+
+Nothing of the user's is replaced: dataset, collator, column removal, workers and sampler are the Trainer's own. Three methods of the instance are
+wrapped:
+
+- `get_batch_samples`: while the clock is in its prelude, each micro-step gets the longest rows through the loader's own dataset and collator, so
+  that memory is measured where an epoch is worst, with optimizer state and gradients present.
+- `_get_train_sampler`: the sampler's epochs follow each other without end and without a partial batch, and the batches of one epoch come in
+  `lengths.spread_order`: a short window then has the mean of the whole epoch.
+- `get_train_dataloader`: only to know the loader.
+
+Not covered: streams (no row can be chosen), and loaders of a user's own making that are no DataLoader over the training dataset: those are measured as
+they come, and the record says that no longest batch was shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from accelerate.utils import send_to_device
+from torch.utils.data import Sampler
+from transformers import Trainer
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+
+from autofit.config import TrialConfig
+from autofit.lengths import Ints, Lengths, spread_order
+from autofit.workload.clock import StepClock, Window
+from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
+from autofit.workload.token_count import padding_share
+
+PRELUDE_STEPS = 2  #: optimizer steps on the longest batch: optimizer state appears in the first, and is there in the second
+LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 16  #: of uneven batches: pairs that mirror each other
+LONGER_WINDOW = 3.0  #: times the window of even batches, unless enough micro-steps are there before
+MOST_BATCHES = 16_384  #: of an epoch that are put in order at a time
+STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts over
+
+
+@dataclass
+class Plan:
+    """What the sampler gave out: the size of each batch in turn (padded elements), and the mean over all that were drawn."""
+
+    sizes: list[float] = field(default_factory=list)
+    mean: float | None = None
+
+
+class EndlessBatches(Sampler[int]):
+    """Epoch after epoch of a sampler, cut into full batches.
+
+    Args:
+        inner: the Trainer's own sampler.
+        batch: rows per batch.
+        length: `len` of this one, at least one batch.
+        lengths: of the dataset's rows; None = batches stay in the sampler's order.
+        plan: is told what was given out.
+    """
+
+    def __init__(self, inner: Sampler[int], *, batch: int, length: int, lengths: Lengths | None, plan: Plan) -> None:
+        self._inner, self._batch, self._length = inner, batch, length
+        self._lengths, self._plan = lengths, plan
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice((int(row) for batch in self._batches() for row in batch), self._length)
+
+    def _batches(self) -> Iterator[Ints]:
+        while True:
+            rows = np.fromiter(itertools.islice(self._endless(), self._chunk() * self._batch), dtype=np.int64)
+            batches = rows.reshape(-1, self._batch)
+            sizes = None if self._lengths is None else self._lengths.batch_sizes(batches)
+            if sizes is None:
+                yield from batches
+                continue
+            self._plan.mean = float(sizes.mean())
+            for number in spread_order(sizes):
+                self._plan.sizes.append(float(sizes[number]))
+                yield batches[number]
+
+    def _chunk(self) -> int:
+        """Full batches of one epoch; where it has few, of several."""
+        own = len(self._inner) // self._batch  # type: ignore[arg-type]
+        return max(1, min(MOST_BATCHES, own if own >= 64 else -(-64 // max(1, own)) * max(1, own)))
+
+    def _endless(self) -> Iterator[int]:
+        """Rows without end; the rows that would make a partial batch at an epoch's end are left out, as far as the epoch has a full one."""
+        own = len(self._inner)  # type: ignore[arg-type]
+        whole = own - own % self._batch or own
+        while True:
+            yield from itertools.islice(iter(self._inner), whole)
+
+
+class DataFeed:
+    """Feeds one Trainer; `attach` before `train`.
+
+    Args:
+        lengths: of its training rows; None = not known.
+        target_accumulation: of the configuration, which a trial may shorten: length grouping depends on it.
+    """
+
+    def __init__(self, lengths: Lengths | None, *, target_accumulation: int) -> None:
+        self.lengths, self._target = lengths, target_accumulation
+        self._loader: Any = None
+        self._in_prelude: Callable[[], bool] = lambda: False
+        self.plan = Plan()
+        self.shown = 0
+
+    @property
+    def uneven(self) -> bool:
+        """Whether batches differ in size."""
+        return self.lengths is not None and self.lengths.uneven
+
+    def attach(self, trainer: Trainer, in_prelude: Callable[[], bool]) -> None:
+        """Wrap the instance's methods.
+
+        Args:
+            in_prelude: whether the next optimizer step is to see the longest batch.
+        """
+        if not is_map_style(trainer.train_dataset):
+            return
+        self._in_prelude = in_prelude
+        self._wrap_sampler(trainer)
+        if self.uneven:
+            self._wrap_loader(trainer)
+            self._wrap_batches(trainer)
+
+    def _wrap_sampler(self, trainer: Trainer) -> None:
+        make, batch = trainer._get_train_sampler, trainer.args.train_batch_size
+        length = batch * trainer.args.gradient_accumulation_steps * STEPS_OF_DATA
+
+        def endless(*args: Any, **kwargs: Any) -> Any:
+            sampler = make(*args, **kwargs)
+            if sampler is None or isinstance(sampler, BatchRebalanceSampler) or not hasattr(sampler, "__len__") or not len(sampler):
+                return sampler
+            if isinstance(sampler, LengthGroupedSampler):
+                sampler.batch_size = batch * self._target
+            full = max(length, len(sampler) - len(sampler) % batch)
+            return EndlessBatches(sampler, batch=batch, length=full, lengths=self.lengths if self.uneven else None, plan=self.plan)
+
+        trainer._get_train_sampler = endless  # type: ignore[method-assign]
+
+    def _wrap_loader(self, trainer: Trainer) -> None:
+        make = trainer.get_train_dataloader
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._loader = make(*args, **kwargs)
+            return self._loader
+
+        trainer.get_train_dataloader = noted  # type: ignore[method-assign]
+
+    def _wrap_batches(self, trainer: Trainer) -> None:
+        fetch = trainer.get_batch_samples
+        unwatched = functools.partial(type(trainer).get_batch_samples, trainer)  # the time of the prelude's fetch is nobody's
+
+        def longest_first(epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
+            if not self._in_prelude() or not self._usable(trainer):
+                return fetch(epoch_iterator, num_batches, *args, **kwargs)
+            self.shown += 1
+            longest = [self._longest_batch(trainer) for _ in range(num_batches)]
+            return unwatched(iter(longest), num_batches, *args, **kwargs)
+
+        trainer.get_batch_samples = longest_first  # type: ignore[method-assign]
+
+    def _usable(self, trainer: Trainer) -> bool:
+        """Whether the loader reads the rows whose lengths are known."""
+        dataset: Any = getattr(self._loader, "dataset", None)
+        known = 0 if self.lengths is None else self.lengths.total
+        return callable(getattr(self._loader, "collate_fn", None)) and is_map_style(dataset) and len(dataset) == known
+
+    def _longest_batch(self, trainer: Trainer) -> Any:
+        assert self.lengths is not None
+        rows = list(self.lengths.longest_batch(trainer.args.train_batch_size))
+        dataset = self._loader.dataset
+        together = getattr(dataset, "__getitems__", None)
+        samples = together(rows) if callable(together) else [dataset[row] for row in rows]
+        return send_to_device(self._loader.collate_fn(samples), trainer.args.device)
+
+
+def feed_of(trainer: Trainer, config: TrialConfig, *, user_data: bool) -> DataFeed:
+    """The feed for a Trainer's training data; synthetic data is even and needs no look.
+
+    Raises:
+        UserError: the dataset is empty, or raises when a row is read.
+    """
+    column = str(getattr(trainer.args, "length_column_name", LENGTH))
+    lengths = lengths_of(trainer.train_dataset, length_column=column) if user_data else None
+    return DataFeed(lengths, target_accumulation=config.gradient_accumulation_steps)
+
+
+def uneven_window(window: Window) -> Window:
+    """The window for batches that differ: a mean needs more of them than a median of equal ones."""
+    return replace(
+        window, seconds=LONGER_WINDOW * window.seconds, min_micro_steps=AIMED_MICRO_STEPS, least_micro_steps=LEAST_MICRO_STEPS
+    )
+
+
+def measured_sizes(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
+    """`micro_step_sizes` and `mean_size` of a measurement; empty for even data, whose batches are alike.
+
+    Sizes are the plan's where the sampler's batches were followed, else what the model really got (then the mean of an epoch is not known).
+    """
+    if not feed.uneven:
+        return {}
+    numbers, planned = clock.samples.batch, feed.plan.sizes
+    if numbers and numbers[-1] < len(planned):
+        return {"micro_step_sizes": tuple(planned[n] for n in numbers), "mean_size": feed.plan.mean}
+    seen = tuple(float(count.padded) for count in clock.counts)
+    return {"micro_step_sizes": seen if len(seen) == len(numbers) else (1.0,) * len(numbers)}
+
+
+def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
+    """Under `data`: the lengths of the rows, what the prelude really showed to the model, and the padding of the measured batches."""
+    if feed.lengths is None:
+        return {}
+    facts: dict[str, Any] = {"lengths": feed.lengths.summary().to_json(), "uneven": feed.uneven}
+    if feed.uneven:
+        facts["prelude_steps"] = feed.shown
+        facts["prelude_longest"] = max((count.length for count in clock.prelude_counts), default=None)
+        facts["measured_longest"] = max((count.length for count in clock.counts), default=None)
+    facts["padding_share"] = padding_share(clock.counts)
+    return {"data": facts}
+
+
+def rows_of(trainer: Trainer) -> int | None:
+    """Rows of the training data; None for a stream."""
+    dataset: Any = trainer.train_dataset
+    return len(dataset) if is_map_style(dataset) else None

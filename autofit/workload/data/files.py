@@ -1,0 +1,125 @@
+"""The rows that `--dataset` names: a file, a directory saved by datasets, or a hub name in the local cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub.constants
+
+from autofit.data_source import DataSource
+from autofit.errors import UserError
+from autofit.workload.data.columns import Kind
+from autofit.workload.sources import first_line, hub_reachable
+
+BUILDERS: Mapping[str, str] = {
+    ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json", ".parquet": "parquet",
+}  # fmt: skip
+HINT_FORMATS = "give a .csv, .tsv, .jsonl, .json or .parquet file, a directory saved by save_to_disk, or a hub name in the local cache"
+INTEGERS = ("int", "uint", "bool")
+
+
+def load_rows(source: DataSource, cache_dir: Path) -> datasets.Dataset:
+    """Return the rows of the wanted split.
+
+    Args:
+        source: what is asked for.
+        cache_dir: private directory for what datasets writes while it reads a file.
+
+    Raises:
+        UserError: not there, unreadable, no such split, or no rows.
+    """
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come as exceptions too
+    path = Path(source.dataset).expanduser()
+    if path.is_dir():
+        rows = _directory(source, path)
+    elif path.exists():
+        rows = _file(source, path, cache_dir)
+    elif _looks_like_path(source.dataset):
+        raise UserError(f"the dataset {source.dataset!r} does not exist", hint=HINT_FORMATS)
+    else:
+        rows = _hub(source)
+    if len(rows) == 0:
+        raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row")
+    return rows
+
+
+def kinds_of(rows: datasets.Dataset) -> dict[str, Kind]:
+    """Column -> what it holds."""
+    return {name: _kind(feature) for name, feature in rows.features.items()}
+
+
+def _kind(feature: Any) -> Kind:
+    if isinstance(feature, datasets.ClassLabel):
+        return Kind.INTEGER
+    if isinstance(feature, datasets.Value):
+        name = str(feature.dtype)
+        if "string" in name:
+            return Kind.TEXT
+        if name.startswith(INTEGERS):
+            return Kind.INTEGER
+        return Kind.FLOAT if name.startswith(("float", "double")) else Kind.OTHER
+    inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) and feature else None)
+    if isinstance(inner, datasets.ClassLabel | datasets.Value):
+        return {Kind.TEXT: Kind.WORDS, Kind.INTEGER: Kind.TAGS}.get(_kind(inner), Kind.OTHER)
+    return Kind.OTHER
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).suffix.lower() in BUILDERS
+
+
+def _file(source: DataSource, path: Path, cache_dir: Path) -> datasets.Dataset:
+    builder = BUILDERS.get(path.suffix.lower())
+    if builder is None:
+        raise UserError(f"the format of {source.dataset!r} is not known by its name", hint=HINT_FORMATS)
+    more = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+    try:
+        return datasets.load_dataset(builder, data_files=str(path), split=source.split or "train", cache_dir=str(cache_dir), **more)
+    except Exception as error:  # readers of three formats raise their own types; all of them come from the file
+        if "corresponds to no data" in str(error):
+            raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row") from None
+        cause = error.__cause__ or error
+        if type(cause).__name__ == "EmptyDataError":
+            raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row") from None
+        if "split" in str(error).lower():
+            raise UserError(f"{source.dataset!r} has no split {source.split!r}", hint="a single file is the split train") from None
+        raise UserError(f"the dataset {source.dataset!r} cannot be read: {first_line(cause)}") from error
+
+
+def _directory(source: DataSource, path: Path) -> datasets.Dataset:
+    try:
+        found = datasets.load_from_disk(str(path))
+    except FileNotFoundError:
+        raise UserError(f"directory {source.dataset!r} was not saved by datasets", hint=HINT_FORMATS) from None
+    except Exception as error:  # arrow and JSON readers raise their own types
+        raise UserError(f"the dataset {source.dataset!r} cannot be read: {first_line(error)}") from error
+    if isinstance(found, datasets.Dataset):
+        if source.split not in (None, "train"):
+            raise UserError(f"{source.dataset!r} has no split {source.split!r}", hint="it holds one dataset: leave --split out")
+        return found
+    return _split_of(source, found)
+
+
+def _split_of(source: DataSource, found: Mapping[str, datasets.Dataset]) -> datasets.Dataset:
+    name = source.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
+    if name not in found:
+        raise UserError(f"{source.dataset!r} has no split {name!r}", hint=f"its splits are {', '.join(found)}")
+    return found[name]
+
+
+def _hub(source: DataSource) -> datasets.Dataset:
+    name, _, config = source.dataset.partition(":")
+    reachable = not huggingface_hub.constants.HF_HUB_OFFLINE and hub_reachable()
+    if not reachable:  # this process answers one request: what is switched off here stays off nowhere else
+        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        return datasets.load_dataset(name, config or None, split=source.split or "train")
+    except Exception as error:  # the hub's client and the builders raise many types
+        if "split" in str(error).lower():
+            raise UserError(f"{name!r} has no split {source.split or 'train'!r}", hint="name one with --split") from None
+        where = "" if reachable else " and the hub cannot be reached"
+        raise UserError(f"the dataset {name!r} is neither a path nor in the local cache{where}: {first_line(error)}", hint=HINT_FORMATS) from None
