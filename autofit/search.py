@@ -14,17 +14,18 @@ from dataclasses import replace
 from typing import Any
 
 from autofit import baselines, ending, playoff
+from autofit.budget import AFTER_SEARCH, PLAYOFF_SHARE, PROPOSAL_SHARE, Budget, OutOfBudget
 from autofit.config import TrialConfig
+from autofit.eligibility import Eligibility
 from autofit.errors import UserError
 from autofit.observer import Observer, Silent
-from autofit.predict import MemoryModel, dominates, is_memory_failure
-from autofit.result import by_config, estimates
+from autofit.predict import MemoryModel
+from autofit.result import estimates
 from autofit.runner import Runner, TrialRequest
 from autofit.space import Space
 from autofit.study import Proposal, TrialStudy
 from autofit.terms import Finding, Terms
 from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
-from autofit.units import format_bytes, format_seconds
 
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
@@ -32,13 +33,6 @@ CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search
 PLAYOFF_SECONDS = (
     60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
 )
-PROPOSAL_SHARE, PLAYOFF_SHARE = 0.7, 0.9  #: of the time budget: what is left is for the parts that follow
-AFTER_SEARCH = frozenset({Role.PLAYOFF, Role.CONFIRMATION})
-RETRIED = frozenset({Reason.CRASH, Reason.UNREADABLE_ANSWER})
-
-
-class OutOfBudget(Exception):
-    """Time or trials are spent; the message is the reason. Control flow within this module."""
 
 
 class Search:
@@ -66,8 +60,14 @@ class Search:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._terms, self._space, self._study, self._runner = terms, space, study, runner
-        self._memory, self._observer, self._clock = memory, observer or Silent(), clock
-        self._begin = clock()
+        self._observer = observer or Silent()
+        self._budget = Budget(terms, clock)
+        self._eligible = Eligibility(
+            space,
+            limit_bytes=terms.memory_limit_bytes,
+            memory=memory,
+            learned=getattr(study.sampler, "likely_fits", None),
+        )
         self._stopped = ""
         self._random = random.Random(terms.seed)
         self._recipes = self._hand_recipes()
@@ -127,7 +127,9 @@ class Search:
         return [r for r in self._records if r.config in self._space]
 
     def _baselines(self) -> None:
-        defaults = baselines.plain_defaults(self._terms.effective_batch, self._terms.default_optim)
+        defaults = baselines.plain_defaults(
+            self._terms.effective_batch, self._terms.default_optim, self._terms.argument_defaults
+        )
         self._run_baseline(defaults, Role.DEFAULTS)
         for _ in range(len(self._recipes)):
             recipe = self._next_recipe()
@@ -140,7 +142,7 @@ class Search:
             self._recipes,
             self._records,
             too_big=lambda c: self.reason_to_skip(c) is not None,
-            likely=self._likely_fits,
+            likely=lambda c: self._eligible.likely_fits(c, self._records),
         )
 
     def _hand_recipes(self) -> tuple[TrialConfig, ...]:
@@ -184,20 +186,10 @@ class Search:
                 self._study.enqueue(self._random.choice(self._open()))
 
     def _open(self) -> list[TrialConfig]:
-        return [config for config in self._space.configs if self._may_run(config)]
+        return self._eligible.open(self._records)
 
     def _may_run(self, config: TrialConfig) -> bool:
-        return (
-            self._study.known(config) is None
-            and not self._failed_for_good(config)
-            and self.reason_to_skip(config) is None
-        )
-
-    def _failed_for_good(self, config: TrialConfig) -> bool:
-        failures = [r for r in self._records if r.config == config and r.outcome is Outcome.FAILED]
-        retried = [r for r in failures if r.failure is not None and r.failure.reason in RETRIED]
-        ended = [r for r in failures if r.failure is not None and r.failure.reason is not Reason.INTERRUPTED]
-        return len(retried) > 1 or len(ended) > len(retried)
+        return self._eligible.may_run(config, self._records)
 
     def _answer_without_running(self, proposal: Proposal) -> None:
         config = proposal.config
@@ -212,7 +204,7 @@ class Search:
             config=config,
             outcome=Outcome.SKIPPED,
             failure=failure,
-            predicted_bytes=self._predicted_bytes(config),
+            predicted_bytes=self._eligible.predicted_bytes(config),
             why=proposal.why,
         )
         self._observer.trial_ended(self._study.tell(proposal, record))
@@ -239,13 +231,13 @@ class Search:
             TrialRequest(
                 config=config,
                 memory_limit_bytes=self._terms.memory_limit_bytes,
-                timeout_seconds=self._trial_timeout(),
+                timeout_seconds=self._budget.trial_timeout_seconds(),
                 seed=self._terms.seed,
                 **request,
             )
         )
         failure = result.failure
-        if failure is not None and failure.reason is Reason.TIMEOUT and self._out_of_time(1.0):
+        if failure is not None and failure.reason is Reason.TIMEOUT and self._budget.out_of_time(1.0):
             # Not the trial's fault: a later search on the same study may try it again.
             failure = replace(failure, reason=Reason.INTERRUPTED, message="cut off: the time budget is spent")
         return TrialRecord(
@@ -256,7 +248,7 @@ class Search:
             measurement=result.measurement,
             failure=failure,
             seconds=result.seconds,
-            predicted_bytes=self._predicted_bytes(config),
+            predicted_bytes=self._eligible.predicted_bytes(config),
             why=why,
         )
 
@@ -333,61 +325,21 @@ class Search:
             confirmed=confirmed,
             stopped="interrupted" if interrupted else self._stopped,
             interrupted=interrupted,
-            seconds=self._elapsed() + self._earlier_seconds,
+            seconds=self._budget.elapsed_seconds + self._earlier_seconds,
             hand_recipe=baselines.settled_hand_recipe(self._recipes, self._records),
         )
 
     def reason_to_skip(self, config: TrialConfig) -> Failure | None:
-        """Why a configuration need not run: predicted not to fit, or it needs at least as much as one that did not."""
-        limit = self._terms.memory_limit_bytes
-        forecast = self._memory.needed(config) if self._memory is not None else None
-        if forecast is not None and forecast.too_big(limit):
-            message = f"predicted to need {format_bytes(forecast.bytes)}, the limit is {format_bytes(limit)}"
-            return Failure(reason=Reason.PREDICTED_TOO_BIG, message=message)
-        for record in self._records:
-            if is_memory_failure(record) and record.config != config and dominates(config, record.config):
-                message = f"needs at least as much memory as {record.config.label()}, which did not fit"
-                return Failure(reason=Reason.DOMINATED, message=message)
-        return None
+        """Why a configuration need not run, by all records so far; None when it may."""
+        return self._eligible.reason_to_skip(config, self._records)
 
-    def _likely_fits(self, config: TrialConfig) -> bool | None:
-        """Whether it is expected to fit: by prediction, else by what the sampler has learned; None when nobody knows."""
-        forecast = self._memory.needed(config) if self._memory is not None else None
-        if forecast is not None:
-            return forecast.bytes <= self._terms.memory_limit_bytes
-        learned = getattr(self._study.sampler, "likely_fits", None)
-        return None if learned is None else learned(config, self._records)
-
-    def _predicted_bytes(self, config: TrialConfig) -> int | None:
-        forecast = self._memory.needed(config) if self._memory is not None else None
-        return None if forecast is None else forecast.bytes
-
-    def _elapsed(self) -> float:
-        return self._clock() - self._begin
+    @property
+    def untested(self) -> dict[str, int]:
+        """Reason -> how many configurations of the space have no run."""
+        return self._eligible.untested_counts(self._records)
 
     def _check_budget(self, share: float) -> None:
-        """Raise when this part of the search may not begin another trial; `share` of the time is its own and its predecessors'."""
-        terms = self._terms
-        if self._out_of_time(share):
-            raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds or 0.0)} is spent")
-        ran = [
-            r
-            for r in self._records
-            if r.role not in AFTER_SEARCH and r.outcome is not Outcome.SKIPPED and not r.interrupted
-        ]
-        if share == PROPOSAL_SHARE and terms.trials is not None and len(ran) >= terms.trials:
-            raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
-
-    def _out_of_time(self, share: float) -> bool:
-        timeout = self._terms.timeout_seconds
-        return timeout is not None and self._elapsed() >= share * timeout
-
-    def _trial_timeout(self) -> float | None:
-        bounds = [self._terms.trial_timeout_seconds]
-        if self._terms.timeout_seconds is not None:
-            bounds.append(max(1.0, self._terms.timeout_seconds - self._elapsed()))
-        known = [bound for bound in bounds if bound is not None]
-        return min(known) if known else None
+        self._budget.check(share, self._records)
 
     def _give_up(self, interrupted: bool) -> None:
         """Nothing completed: say why."""
@@ -402,7 +354,7 @@ class Search:
                 f"{self._stopped}, and no trial has completed; {left} configurations were not tried",
                 hint="give it more --trials or --timeout, or smaller batches with --batch-size",
             )
-        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._predicted_bytes(c)) is not None]
+        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._eligible.predicted_bytes(c)) is not None]
         terms = self._terms
         raise ending.nothing_fits(
             self._records,
@@ -410,21 +362,3 @@ class Search:
             limit_bytes=terms.memory_limit_bytes,
             predicted_bytes=predicted,
         )
-
-
-def untested_counts(
-    space: Space, records: Sequence[TrialRecord], reason: Callable[[TrialConfig], Failure | None]
-) -> dict[str, int]:
-    """Reason -> how many configurations of the space have no run, for the report."""
-    ran = {
-        key
-        for key, group in by_config(records).items()
-        if any(r.outcome is not Outcome.SKIPPED for r in group)
-    }
-    counts: dict[str, int] = {}
-    for config in space.configs:
-        if config.key() not in ran:
-            failure = reason(config)
-            name = failure.reason.value if failure is not None else "not_promising"
-            counts[name] = counts.get(name, 0) + 1
-    return counts

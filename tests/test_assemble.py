@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from autofit.assemble import assemble
-from autofit.config import Precision, TrialConfig
+from autofit.config import Precision
 from autofit.result import TuneResult, Warning, estimates
 from autofit.space import Capabilities, Space, build_space
 from autofit.spec import SearchSpec, Workload
 from autofit.terms import Finding
-from autofit.trial import Failure, Reason, Role, TrialRecord
+from autofit.trial import Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import ARGUMENT_DEFAULTS, GPU, make_config, make_record
 
@@ -55,11 +55,6 @@ FINDING = Finding(
 )
 
 
-def dominated(config: TrialConfig) -> Failure | None:
-    big = config.per_device_train_batch_size == 50
-    return Failure(reason=Reason.DOMINATED, message="too big") if big else None
-
-
 def assembled(
     records: Sequence[TrialRecord] = RECORDS, finding: Finding = FINDING, **more: Any
 ) -> TuneResult:
@@ -71,7 +66,7 @@ def assembled(
         device=GPU,
         memory_limit_bytes=16 * GIB,
         default_optim=OPTIM,
-        reason_to_skip=dominated,
+        untested={"dominated": 3},
         argument_defaults=ARGUMENT_DEFAULTS,
         **more,
     )
@@ -98,12 +93,8 @@ def test_the_cost_counts_what_ran() -> None:
     assert cost.break_even_hours["defaults"] == pytest.approx(36.0 / 3.1 / 3600)
 
 
-def test_what_was_not_run_is_counted_by_its_reason() -> None:
-    untested = assembled().untested
-    ran = {r.config.key() for r in RECORDS if r.failure is None or r.failure.reason is Reason.OUT_OF_MEMORY}
-    not_run = [c for c in SPACE.configs if c.key() not in ran]
-    assert sum(untested.values()) == len(not_run)
-    assert untested["dominated"] == sum(c.per_device_train_batch_size == 50 for c in not_run)
+def test_what_was_not_run_is_taken_over() -> None:
+    assert assembled().untested == {"dominated": 3}
 
 
 def test_it_survives_json() -> None:

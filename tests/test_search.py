@@ -22,6 +22,7 @@ from autofit.cli import cli
 from autofit.config import Precision, TrialConfig
 from autofit.errors import NothingFits, SearchFailed, UserError
 from autofit.landscape import Landscape
+from autofit.playoff import find_leaders
 from autofit.predict import dominates
 from autofit.report import render
 from autofit.result import TuneResult, estimates
@@ -232,13 +233,15 @@ def check_winner(played: Play, limit: int) -> None:
     assert any(r.config == winner and r.outcome is Outcome.COMPLETED for r in played.records)
     found = estimates(played.records)
     best = found[winner.key()]
+    in_playoff = {leader.config: leader for leader in find_leaders(played.records)}
     assert winner in played.finding.tied
     for other in found.values():
         if other.config in played.finding.tied:
             assert other.memory.needed_bytes is not None
             assert best.memory.needed_bytes is not None
-            assert best.memory.needed_bytes <= other.memory.needed_bytes, (
-                "of the tied, the one with the least memory"
+            as_fast = in_playoff[other.config].log_speed >= in_playoff[winner].log_speed
+            assert not as_fast or best.memory.needed_bytes <= other.memory.needed_bytes, (
+                f"{other.config.label()} is tied, ran no slower than {winner.label()}, and needs less memory"
             )
         else:
             slower = other.samples_per_second <= 1.01 * best.samples_per_second

@@ -318,7 +318,8 @@ def test_a_second_ctrl_c_ends_at_once_without_noise(
     with contextlib.suppress(ProcessLookupError):
         search.signal_group(signal.SIGINT)
     done = search.end(ENDS_SOON)
-    assert done.status in (0, 130), done
+    # Killed by the signal itself when the interpreter has already put its handlers away: a shell says 130 for that too.
+    assert done.status in (0, 130, -signal.SIGINT), done
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert gone_within(search.marker, 5) == []
