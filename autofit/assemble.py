@@ -9,6 +9,7 @@ from typing import Any
 from autofit import advisories, advisories_after
 from autofit.baselines import plain_defaults
 from autofit.config import TrialConfig
+from autofit.data_result import data_of, data_problems
 from autofit.device import Device
 from autofit.evaluation import Evaluation
 from autofit.predict import is_memory_failure
@@ -48,6 +49,7 @@ def assemble(
         "hand_recipe": _recipe(finding, known),
     }
     speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
+    data = data_of(model or {}, records, finding.winner)
     result = TuneResult(
         best=best,
         confirmed=finding.confirmed,
@@ -58,6 +60,7 @@ def assemble(
         device=device,
         software=software or {},
         model=_kept_facts(model or {}),
+        data=data,
         memory_limit_bytes=memory_limit_bytes,
         trials=tuple(records),
         removals=tuple(asdict(removal) for removal in space.removals),
@@ -71,6 +74,7 @@ def assemble(
             *advisories.of_records(records),
             *advisories_after.of_loader(finding.winner, records),
             *advisories_after.of_evaluation(evaluation),
+            *(Warning(code=code, message=said, next_step=step) for code, said, step in data_problems(data)),
             *(Warning(code="space", message=note) for note in space.notes),
         ),
         cost=_cost(finding, every, speedup),

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autofit.data_result import data_lines
 from autofit.errors import UserError
 from autofit.export import arguments_call, cli_flags, model_line, model_note
 from autofit.knob_worth import measured
+from autofit.report_after import after_lines
 from autofit.report_script import usage
 from autofit.report_trials import (
     WIDE,
@@ -72,6 +74,7 @@ def report_lines(result: TuneResult, width: int, *, trial_rows: int | None = TRI
     """Return the whole report for a terminal of `width` characters. Lines to copy are not wrapped."""
     found = measured(result)
     sections: Mapping[str, list[str]] = {
+        "Data": [line for text in data_lines(result.data) for line in wrapped(text, width, indent="  ", hanging="  ")],
         "Memory": memory_lines(result, width),
         "Compared with": baseline_lines(result, width),
         "Configurations measured": measured_lines(result, found, width, trial_rows),
@@ -162,6 +165,7 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         facts.append(
             f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise; the winner needs the least memory of those as fast in the mean."
         )
+    facts += after_lines(result)
     if result.warnings:
         facts.append(f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}: see below.")
     return [line for fact in facts for line in wrapped(fact, width)]

@@ -109,6 +109,7 @@ class TuneResult:
         untested: reason -> how many configurations were not run for it.
         stopped: why the search ended, one sentence.
         certificate: the sampler's statement about what was left, with the closest contenders; None when it has none.
+        data: lengths of the rows, the one that decided the memory, padding (see `data_result`); empty for made-up data.
         warnings: see `Warning`.
         cost: see `Cost`.
         argument_defaults: of the installed TrainingArguments, to write down only what differs.
@@ -134,6 +135,7 @@ class TuneResult:
     certificate: Mapping[str, Any] | None = None
     warnings: tuple[Warning, ...] = ()
     model: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
     reference_optim: str = KNOWN_DEFAULTS["optim"]
     given: Any = field(default=None, repr=False, compare=False)
@@ -153,7 +155,8 @@ class TuneResult:
     def arguments(self) -> dict[str, Any]:
         """Keywords of the winner's TrainingArguments that differ from the installed defaults, those of its evaluation among them."""
         tried = self.evaluation.arguments if self.evaluation is not None else {}
-        evaluation = {k: v for k, v in tried.items() if v != self.argument_defaults.get(k)}
+        needed = self.evaluation.must_change if self.evaluation is not None else {}
+        evaluation = {k: v for k, v in tried.items() if k in needed or v != self.argument_defaults.get(k)}
         return {**training_arguments(self.best.config, self.argument_defaults), **evaluation}
 
     @property
@@ -214,6 +217,7 @@ class TuneResult:
             "device": self.device.to_json(),
             "software": dict(self.software),
             "model": dict(self.model),
+            "data": dict(self.data),
             "memory_limit_bytes": self.memory_limit_bytes,
             "trials": [{**record.to_json(), "changes": list(self.changes(record.config))} for record in self.trials],
             "numerics": self._numerics_json(),
@@ -264,6 +268,7 @@ class TuneResult:
                 device=Device.from_json(data["device"]),
                 software=data["software"],
                 model=data["model"],
+                data=data.get("data") or {},
                 memory_limit_bytes=data["memory_limit_bytes"],
                 trials=tuple(TrialRecord.from_json(t) for t in data["trials"]),
                 removals=tuple(data["removals"]),

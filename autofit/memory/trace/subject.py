@@ -22,9 +22,9 @@ from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.spec import Workload
 from autofit.workload import batches, models
-from autofit.workload.quantised import CLASSES
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows
+from autofit.workload.quantised import CLASSES
 from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
