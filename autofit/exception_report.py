@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from autofit.errors import UserError
 
+_FROM_WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\n")  # torch.utils.data's own words
 MAX_LINKS = 8  #: exceptions of one chain that are sent
 MAX_MESSAGE = 2000  #: characters of one message
 MAX_TRACEBACK = 64_000  #: characters of the traceback; its middle is left out beyond that
@@ -27,6 +29,16 @@ class ExceptionLink:
     types: tuple[str, ...]
     message: str
     errno: int | None = None
+
+    @property
+    def headline(self) -> str:
+        """Class and message; of an error that a loader's worker has sent over, its own: its traceback's last line."""
+        name = self.types[0].rpartition(".")[2]
+        if not self.message.strip():
+            return name
+        if _FROM_WORKER.match(self.message):
+            return self.message.strip().splitlines()[-1].strip()
+        return f"{name}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

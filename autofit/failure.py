@@ -119,11 +119,7 @@ def classify_exception(report: ExceptionReport, evidence: Evidence) -> Failure:
     reason, link = min(judged, key=lambda pair: _RANK.index(pair[0]))
     return Failure(
         reason=reason,
-        message=_one_line(
-            f"{link.types[0].rpartition('.')[2]}: {link.message}"
-            if link.message.strip()
-            else link.types[0].rpartition(".")[2]
-        ),
+        message=_one_line(link.headline),
         phase=report.phase or evidence.phase,
         traceback=report.traceback or None,
         log_tail=evidence.log_tail or None,

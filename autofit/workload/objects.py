@@ -53,9 +53,11 @@ def load_objects(path: str) -> LiveObjects:
 
     try:
         with open(path, "rb") as handle:
-            data = cloudpickle.load(handle)
+            packed = handle.read()
     except OSError as error:
         raise UserError(f"the objects' file cannot be read: {error.strerror or error}") from None
+    try:
+        data = cloudpickle.loads(packed)
     except MemoryError:
         raise
     except Exception as error:  # unpickling runs the objects' own code, which may raise anything

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
+from transformers import Trainer, TrainingArguments, set_seed
 
 from autofit.arguments import CHECKPOINTING_NAMES, explicit_arguments
 from autofit.config import TrialConfig
@@ -15,12 +15,14 @@ from autofit.errors import ScriptError, UserError
 from autofit.script_command import read_script, trains_often
 from autofit.spec import Workload
 from autofit.workload import models
+from autofit.workload.evaluation import data_label
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects
 from autofit.workload.script import Training, run_script
 from autofit.workload.script_trainer import ignores_optim, long_enough, refuse_distributed
 from autofit.workload.sources import first_line
 from autofit.workload.trial import argument_defaults, script_arguments
+from autofit.workload.user_arguments import own_class
 
 PLAIN = TrialConfig(
     per_device_train_batch_size=8
@@ -38,12 +40,18 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
         ScriptError: it does not come to a training; its own traceback is kept.
     """
     found: list[dict[str, Any]] = []
+    classes: list[type[TrainingArguments]] = []  # asked for their defaults outside of the script: inside, arguments are replaced
+
+    def note(training: Training) -> None:
+        found.append(_facts(training, workload))
+        classes.append(type(training.trainer.args))
+
     set_seed(0)
     try:
         run_script(
             workload.script or (),
             script_arguments(PLAIN, cpu=cpu),
-            at_training=lambda t: found.append(_facts(t, workload)),
+            at_training=note,
         )
     except UserError:
         raise
@@ -52,7 +60,7 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
             f"{workload.model} raised before it trained: {type(error).__name__}: {first_line(error)}",
             traceback=_formatted(error),
         ) from error
-    return found[0]
+    return {**found[0], **own_class(classes[0], cpu=cpu)}
 
 
 def _facts(training: Training, workload: Workload) -> dict[str, Any]:
@@ -70,6 +78,7 @@ def _facts(training: Training, workload: Workload) -> dict[str, Any]:
         "own": {name: value for name, value in training.taken.own.items() if name in tuned},
         "set_in_code": set_in_code,
         "own_optimizer": own_optimizer,
+        "evaluation": evaluation_of(trainer),
         "digest": None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16],
     }
     warnings = _warnings(training, file, set_in_code, own_optimizer=own_optimizer)
@@ -81,6 +90,14 @@ def _facts(training: Training, workload: Workload) -> dict[str, Any]:
         "weights_dtype": weight_dtype(training.model),
         "script": script,
     }
+
+
+def evaluation_of(trainer: Trainer) -> dict[str, Any] | None:
+    """`batch_size` and `data` (a label) of the script's evaluation; None without an evaluation dataset."""
+    data = trainer.eval_dataset
+    if data is None:
+        return None
+    return {"batch_size": trainer.args.per_device_eval_batch_size, "data": data_label(data)}
 
 
 def _warnings(

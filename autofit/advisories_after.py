@@ -1,0 +1,62 @@
+"""What a reader must be told of the trials that were run on the winner when the search had ended: its loader and its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autofit.config import TrialConfig
+from autofit.evaluation import Evaluation, batch_of
+from autofit.loader import kept_settings
+from autofit.result import Warning
+from autofit.trial import EVAL_BATCH, Outcome, Role, TrialRecord
+
+
+def of_loader(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warning]:
+    """Settings of the loader that could not be tried, each with its cause."""
+    found: dict[str, str] = {}
+    for record in records:
+        if record.role is Role.LOADER and record.outcome is not Outcome.COMPLETED and record.failure is not None:
+            settings = ", ".join(f"{name}={value}" for name, value in kept_settings(record.config))
+            if not record.interrupted:
+                found.setdefault(settings, record.failure.message)
+    return [
+        Warning(
+            code="loader_failed",
+            message=f"the data loader did not work with {settings}: {cause}",
+            next_step="the answer does without; a dataset must work in a process that was forked from the training",
+        )
+        for settings, cause in found.items()
+    ]
+
+
+def of_evaluation(evaluation: Evaluation | None) -> list[Warning]:
+    """Evaluation that does not fit, failed, or whose metrics raised."""
+    if evaluation is None:
+        return []
+    found = []
+    if evaluation.advice is not None:
+        found.append(
+            Warning(
+                code="evaluation_memory",
+                message=evaluation.advice,
+                next_step="the answer's TrainingArguments hold it" if evaluation.must_change else None,
+            )
+        )
+    if evaluation.failure is not None:
+        batch = batch_of(evaluation.attempts[-1]) if evaluation.attempts else evaluation.asked
+        found.append(
+            Warning(
+                code="evaluation_failed",
+                message=f"evaluation was tried at {EVAL_BATCH}={batch} and failed: {evaluation.failure}",
+                next_step="the traceback is in the result file under evaluation.attempts[].failure; the tuned arguments do not depend on it",
+            )
+        )
+    if evaluation.metric_error is not None:
+        found.append(
+            Warning(
+                code="metrics_failed",
+                message=f"metrics could not be computed on the few rows that were evaluated: {evaluation.metric_error}",
+                next_step="if it needs the whole evaluation set this is no problem; else fix it before a long training",
+            )
+        )
+    return found

@@ -1,0 +1,208 @@
+"""The evaluation of a trial: the real `Trainer.evaluate()` on the longest rows, for a few batches, while the optimizer's state is resident.
+
+What it gathers is counted where it piles up, in the containers of `evaluation_loop`, so that `prediction_loss_only`, `preprocess_logits_for_metrics`,
+`include_for_metrics` and `batch_eval_metrics` need no rules of ours. Not covered: `predict` and generation beyond what `evaluate()` itself does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset
+from transformers import Trainer
+from transformers import trainer as trainer_module
+
+from autofit.workload.sources import first_line
+
+BATCHES = 3  #: tried: one alone, one beside what another left behind, and one more
+SCAN_SECONDS = 5.0  #: for reading rows to find the longest
+SCAN_ROWS = 20_000
+CONTAINER = "EvalLoopContainer"
+
+
+class Head(IterableDataset[Any]):
+    """The first `rows` rows of a stream."""
+
+    def __init__(self, stream: Any, rows: int) -> None:
+        self._stream, self._rows = stream, rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._stream), self._rows)
+
+
+def evaluate(trainer: Trainer, *, rows_from: Any = None) -> dict[str, Any]:
+    """Evaluate a few batches of the longest rows and say what was gathered; out of memory and all else is raised.
+
+    Args:
+        trainer: after some optimizer steps.
+        rows_from: data to evaluate on where the Trainer has no `eval_dataset`; None = its training data.
+
+    Returns:
+        `batch`, `batches`, `rows` (of the largest whole evaluation set; None for a stream), `longest`, `gathered_bytes_per_row`,
+        `loss_only` (nothing but the loss is kept), `concatenates`, `accumulation_steps` (as the user has it), `metric_error` (of
+        `compute_metrics`, on these rows), `seconds`.
+    """
+    args = trainer.args
+    given = trainer.eval_dataset if trainer.eval_dataset is not None else rows_from or trainer.train_dataset
+    sets = given if isinstance(given, Mapping) else {"": given}
+    batch = args.eval_batch_size
+    picked = {name: longest_rows(data, batch * BATCHES) for name, data in sets.items()}
+    heap = Heap()
+    problems: list[str] = []
+    quiet = metrics_that_do_not_raise(trainer, problems.append)
+    begin = time.perf_counter()
+    with quiet, a_loader_for_each_set(trainer):
+        for data, _ in picked.values():
+            with heap.watched(min(batch, count(data) or batch)):
+                trainer.evaluate(eval_dataset=data)
+    return {
+        "batch": batch,
+        "batches": heap.batches,
+        "rows": max((n for data in sets.values() if (n := count(data)) is not None), default=None),
+        "longest": max((n for _, n in picked.values() if n is not None), default=None),
+        "gathered_bytes_per_row": heap.bytes_per_row,
+        "loss_only": trainer.compute_metrics is None or bool(args.prediction_loss_only),
+        "concatenates": bool(getattr(args, "eval_do_concat_batches", True)),
+        "accumulation_steps": args.eval_accumulation_steps,
+        "metric_error": problems[0] if problems else None,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+class Heap:
+    """Counts what `evaluation_loop` keeps.
+
+    Attributes:
+        batches: most batches of which something was kept (the loss at least).
+        bytes_per_row: of the largest batch.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.bytes_per_row = 0.0
+
+    @contextlib.contextmanager
+    def watched(self, batch: int) -> Iterator[None]:
+        """Count while the block evaluates one set, `batch` rows at a time; without effect where the installed Trainer keeps its results elsewhere."""
+        original = getattr(trainer_module, CONTAINER, None)
+        if original is None:
+            yield
+            return
+        added: dict[int, list[int]] = {}
+
+        class Watched(original):  # type: ignore[misc, valid-type]
+            def add(self, tensors: Any) -> None:
+                added.setdefault(id(self), []).append(nested_bytes(tensors))
+                super().add(tensors)
+
+        setattr(trainer_module, CONTAINER, Watched)
+        try:
+            yield
+        finally:
+            setattr(trainer_module, CONTAINER, original)
+            self.batches = max([self.batches, *(len(sizes) for sizes in added.values())])
+            self.bytes_per_row = max(self.bytes_per_row, sum(max(sizes) for sizes in added.values()) / batch)
+
+
+def nested_bytes(tensors: Any) -> int:
+    """Bytes of all tensors in nested lists, tuples and mappings."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    if isinstance(tensors, Mapping):
+        return sum(nested_bytes(value) for value in tensors.values())
+    return sum(nested_bytes(value) for value in tensors) if isinstance(tensors, list | tuple) else 0
+
+
+@contextlib.contextmanager
+def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> Iterator[None]:
+    """Let an error of `compute_metrics` be said and not end the evaluation: it saw a few rows only. Out of memory still does."""
+    compute = trainer.compute_metrics
+    if compute is None:
+        yield
+        return
+
+    def careful(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compute(*args, **kwargs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the user's own code may raise anything
+            say(f"{type(error).__name__}: {first_line(error)}")
+            return {}
+
+    trainer.compute_metrics = careful
+    try:
+        yield
+    finally:
+        trainer.compute_metrics = compute
+
+
+@contextlib.contextmanager
+def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
+    """Have every set get a loader of its own: persistent workers would serve the first set again."""
+    persistent, trainer.args.dataloader_persistent_workers = trainer.args.dataloader_persistent_workers, False
+    try:
+        yield
+    finally:
+        trainer.args.dataloader_persistent_workers = persistent
+
+
+def longest_rows(data: Any, wanted: int) -> tuple[Any, int | None]:
+    """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown).
+
+    Rows are read for a few seconds at most; what was not read counts as short. A stream gives its first rows.
+    """
+    if isinstance(data, IterableDataset) or count(data) is None:
+        return Head(data, wanted), None
+    total, lengths, begin = count(data) or 0, [], time.perf_counter()
+    for index in range(min(total, SCAN_ROWS)):
+        lengths.append(row_length(data[index]))
+        if time.perf_counter() - begin > SCAN_SECONDS:
+            break
+    unread = range(len(lengths), total)
+    order = [*sorted(range(len(lengths)), key=lambda i: -lengths[i]), *unread][:wanted]
+    select = getattr(data, "select", None)
+    if type(data).__module__.startswith("datasets.") and callable(select):  # keeps columns and formats
+        return select(order, keep_in_memory=True), max(lengths, default=None)
+    return Subset(_as_dataset(data), order), max(lengths, default=None)
+
+
+def row_length(row: Any) -> int:
+    """Elements of the largest field of a row: tokens of a text, samples of a sound, pixels of an image."""
+    if isinstance(row, Mapping):
+        return max((row_length(value) for value in row.values()), default=0)
+    if isinstance(row, torch.Tensor):
+        return row.numel()
+    size = getattr(row, "size", None)  # numpy
+    if isinstance(size, int):
+        return size
+    if isinstance(row, list | tuple):
+        return max(len(row), max((row_length(v) for v in row if isinstance(v, torch.Tensor | list | tuple)), default=0))
+    return len(row) if isinstance(row, str | bytes) else 1
+
+
+def data_label(data: Any) -> str:
+    """Which data it is, in a few words: its kind, and how many rows it has."""
+    if isinstance(data, Mapping):
+        return ", ".join(f"{name}: {data_label(one)}" for name, one in data.items())
+    rows = count(data)
+    return f"{type(data).__name__} of {'unknown length' if rows is None else f'{rows} rows'}"
+
+
+def count(data: Any) -> int | None:
+    """Rows of a dataset; None for streams."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def _as_dataset(data: Any) -> Dataset[Any]:
+    """Any indexable collection, as `Subset` takes it."""
+    found: Dataset[Any] = data
+    return found
