@@ -78,6 +78,7 @@ class StepClock(TrainerCallback):
         on_warm: called once, after the prelude, or after the first optimizer step where there is none.
         prelude_steps: optimizer steps, not skipped ones, that a `DataFeed` gives the longest batch; they are not measured.
         settle_steps: further steps that are not measured.
+        busy: asked after each step: whether it did something that is no part of the training's speed, as compiling is.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class StepClock(TrainerCallback):
         on_warm: Callable[[], None],
         prelude_steps: int = 0,
         settle_steps: int = 1,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.samples = Samples()
         self.losses: list[float] = []
@@ -96,6 +98,7 @@ class StepClock(TrainerCallback):
         self.counts: list[BatchCount] = []
         self.prelude_counts: list[BatchCount] = []
         self._prelude, self._settle, self._warm = prelude_steps, settle_steps, False
+        self._busy = busy
         self._batches = 0  # of the loader, that were trained on
         self._window, self._enter, self._on_warm = window, enter, on_warm
         self._begins: list[float] = []
@@ -174,7 +177,8 @@ class StepClock(TrainerCallback):
     def _close_own_step(self, now: float, counts: list[BatchCount]) -> None:
         """A step on the loader's own batches: the first ones settle, the others are measured."""
         count = len(self._begins)
-        if self._settle > 0 or self._ahead > 0:
+        busy = self._busy()
+        if self._settle > 0 or self._ahead > 0 or busy:
             self._measured_since = now
         else:
             self._record(now)
@@ -192,7 +196,9 @@ class StepClock(TrainerCallback):
         gap = min(gap, update)
         self.samples.micro += [end - begin for begin, end in zip(self._begins, self._ends)]
         self.samples.fetch.append((self._begins[0] - self._last_end) / count + gap)
-        self.samples.update.append(update - gap)
+        assert self._trainer is not None
+        if not self._trainer.accelerator.optimizer_step_was_skipped:  # an update that did not take place takes no time
+            self.samples.update.append(update - gap)
 
 
 def synchronize() -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import Trainer
 
 from autofit.config import PRECISION_FACTS, Precision, TrialConfig
+from autofit.workload.effects import EffectWitness
 
 OPTIMIZER_CLASSES = {
     "adamw_torch": "AdamW",
@@ -27,15 +28,20 @@ class KnobWitness:
         model: what is trained.
         device: `cpu` or `cuda:N`.
         own_optimizer: whether the user's code makes the optimizer, whatever `optim` says.
+        effects: watches the extras; None = there are none.
     """
 
-    def __init__(self, model: nn.Module, device: str, *, own_optimizer: bool = False) -> None:
-        self._own_optimizer = own_optimizer
+    def __init__(
+        self, model: nn.Module, device: str, *, own_optimizer: bool = False, effects: EffectWitness | None = None
+    ) -> None:
+        self._own_optimizer, self._effects = own_optimizer, effects
         self._device_type = device.partition(":")[0]
         self._looked = False
         self._autocast: str | None = None
         # Any module inside the model: accelerate puts autocast around the model's own `forward`, behind the hooks of the model itself.
-        inner = [module for module in model.modules() if module is not model]
+        # Not where the model is compiled: the hooks would be compiled too, and again when they are gone.
+        compiled = effects is not None and effects.compiled.active
+        inner = [module for module in model.modules() if module is not model and not compiled]
         self._handles = [module.register_forward_pre_hook(self._look) for module in inner]
 
     def _look(self, module: nn.Module, args: Any) -> None:
@@ -73,11 +79,20 @@ class KnobWitness:
         if config.optim in ("adamw_torch", "adamw_torch_fused") and not self._own_optimizer:
             asked["optimizer_fused"] = config.optim == "adamw_torch_fused"
             seen["optimizer_fused"] = bool(optimizer.defaults.get("fused"))
-        attention = dict(config.extra).get("attn_implementation")
-        if attention is not None:
-            asked["attn_implementation"] = attention
-            seen["attn_implementation"] = getattr(model.config, "_attn_implementation", None)
+        if self._effects is not None:
+            extra_asked, extra_seen = self._effects.facts(model)
+            asked |= extra_asked
+            seen |= extra_seen
+            if self._effects.compiled.active:
+                asked["autocast_dtype"], seen["autocast_dtype"] = precision.autocast_dtype, prepared_autocast(trainer)
         return {"asked": asked, "seen": seen}
+
+
+def prepared_autocast(trainer: Trainer) -> str | None:
+    """The autocast dtype that accelerate put around the model's forward; None where it put none."""
+    accelerator = trainer.accelerator
+    kinds = {"bf16": "bfloat16", "fp16": "float16"}
+    return kinds.get(str(accelerator.mixed_precision)) if accelerator.native_amp else None
 
 
 def checkpointing_active(model: nn.Module) -> bool:
@@ -97,10 +112,10 @@ def fp32_matmul() -> str:
 
 
 def weight_dtype(model: nn.Module) -> str:
-    """dtype of most of the trainable floating-point parameters."""
+    """dtype of most of the floating-point parameters, frozen ones included: adapters are float32 on a model in 16 bit."""
     sizes: dict[str, int] = {}
     for parameter in model.parameters():
-        if parameter.is_floating_point() and parameter.requires_grad:
+        if parameter.is_floating_point():
             name = _name(parameter.dtype)
             sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name]) if sizes else "none"

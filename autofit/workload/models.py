@@ -32,6 +32,7 @@ from autofit.workload.construct import (
 )
 from autofit.workload.data.prepared import Prepared, prepare
 from autofit.workload.digests import config_digest, json_able, module_digest
+from autofit.workload.extras_facts import extras_facts
 from autofit.workload.figures import config_figures, stored_figures
 from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects, load_objects
@@ -285,4 +286,5 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "supports_sdpa": bool(getattr(model, "_supports_sdpa", False)),
         "attn_implementation": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "config": None if config is None else json_able(config.to_dict()),
+        "extras": extras_facts(model, None if objects is None else objects.extra.get("arguments")),
     }

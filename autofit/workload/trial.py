@@ -28,6 +28,7 @@ from autofit.workload.data.feed import (
     rows_of,
     uneven_window,
 )
+from autofit.workload.effects import EffectWitness
 from autofit.workload.evaluation import evaluate
 from autofit.workload.knobs import KnobWitness
 from autofit.workload.limits import MemoryMeter, meter_for
@@ -88,16 +89,17 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
             subject.base_arguments, request, output_dir=directory, cpu=order.device == "cpu", cls=subject.arguments_cls
         )
         trainer = make_trainer(subject, arguments, request)
-        witness = KnobWitness(subject.model, order.device)
+        effects = EffectWitness(trainer, request.config)
+        witness = KnobWitness(subject.model, order.device, effects=effects)
         loader = LoaderWatch(trainer, rows=rows_of(trainer) if subject.user_data else None, user_data=subject.user_data)
         feed = feed_of(trainer, request.config, user_data=subject.user_data)
-        clock = attached_clock(trainer, feed, request, channel, meter)
+        clock = attached_clock(trainer, feed, request, channel, meter, effects)
         trainer.add_callback(LeaveWhenStopped())
         with contextlib.suppress(TrainingStopped):
             trainer.train()
         if not clock.samples.micro:
             raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
-        facts = {**loader.facts(), **data_facts(feed, clock), **evaluated(trainer, request, channel)}
+        facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
     return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed)
 
 
@@ -114,16 +116,17 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
         trainer, config = training.trainer, request.config
         channel.enter("trainer")
         make_ready(trainer, training.model, config)
-        witness = KnobWitness(training.model, order.device, own_optimizer=ignores_optim(trainer))
+        effects = EffectWitness(trainer, config)
+        witness = KnobWitness(training.model, order.device, own_optimizer=ignores_optim(trainer), effects=effects)
         loader = LoaderWatch(trainer, rows=None, user_data=True)
         feed = feed_of(trainer, config, user_data=True)
-        clock = attached_clock(trainer, feed, request, channel, meter)
+        clock = attached_clock(trainer, feed, request, channel, meter, effects)
         trainer.add_callback(LeaveWhenStopped())
         with contextlib.suppress(TrainingStopped):
             training.train()
         if clock.steps < 2 or not clock.samples.micro:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
-        facts = {**loader.facts(), **data_facts(feed, clock), **evaluated(trainer, request, channel)}
+        facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
         measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed))
 
     channel.enter("script")
@@ -208,7 +211,12 @@ def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict
 
 
 def attached_clock(
-    trainer: Trainer, feed: DataFeed, request: TrialRequest, channel: Channel, meter: MemoryMeter
+    trainer: Trainer,
+    feed: DataFeed,
+    request: TrialRequest,
+    channel: Channel,
+    meter: MemoryMeter,
+    effects: EffectWitness,
 ) -> StepClock:
     """The clock of a trial on its Trainer, fed by `feed`: uneven data begins with the longest batch, and needs several batches."""
     window = window_of(request)
@@ -221,6 +229,7 @@ def attached_clock(
         on_warm=meter.mark_warm,
         prelude_steps=PRELUDE_STEPS if feed.uneven else 0,
         settle_steps=0 if feed.uneven and whole else 1,
+        busy=effects.busy,
     )
     feed.attach(trainer, lambda: clock.in_prelude)
     clock.attach(trainer)
