@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import IterableDataset, Subset
 from transformers import Trainer
 from transformers import trainer as trainer_module
 
+from autofit.workload.data.scan import is_map_style, lengths_of
 from autofit.workload.sources import first_line
 
 BATCHES = 3  #: tried: one alone, one beside what another left behind, and one more
-SCAN_SECONDS = 5.0  #: for reading rows to find the longest
-SCAN_ROWS = 20_000
 CONTAINER = "EvalLoopContainer"
 
 
@@ -153,37 +152,20 @@ def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
 
 
 def longest_rows(data: Any, wanted: int) -> tuple[Any, int | None]:
-    """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown).
+    """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown). A stream gives its first rows.
 
-    Rows are read for a few seconds at most; what was not read counts as short. A stream gives its first rows.
+    Raises:
+        UserError: the dataset is empty, or raises when a row is read.
     """
-    if isinstance(data, IterableDataset) or count(data) is None:
+    if not is_map_style(data):
         return Head(data, wanted), None
-    total, lengths, begin = count(data) or 0, [], time.perf_counter()
-    for index in range(min(total, SCAN_ROWS)):
-        lengths.append(row_length(data[index]))
-        if time.perf_counter() - begin > SCAN_SECONDS:
-            break
-    unread = range(len(lengths), total)
-    order = [*sorted(range(len(lengths)), key=lambda i: -lengths[i]), *unread][:wanted]
+    lengths, wanted = lengths_of(data, what="evaluation"), min(wanted, len(data))
+    order = range(wanted) if lengths is None else lengths.longest_batch(wanted)
+    longest = None if lengths is None else int(lengths.inputs.max())
     select = getattr(data, "select", None)
     if type(data).__module__.startswith("datasets.") and callable(select):  # keeps columns and formats
-        return select(order, keep_in_memory=True), max(lengths, default=None)
-    return Subset(_as_dataset(data), order), max(lengths, default=None)
-
-
-def row_length(row: Any) -> int:
-    """Elements of the largest field of a row: tokens of a text, samples of a sound, pixels of an image."""
-    if isinstance(row, Mapping):
-        return max((row_length(value) for value in row.values()), default=0)
-    if isinstance(row, torch.Tensor):
-        return row.numel()
-    size = getattr(row, "size", None)  # numpy
-    if isinstance(size, int):
-        return size
-    if isinstance(row, list | tuple):
-        return max(len(row), max((row_length(v) for v in row if isinstance(v, torch.Tensor | list | tuple)), default=0))
-    return len(row) if isinstance(row, str | bytes) else 1
+        return select(list(order), keep_in_memory=True), longest
+    return Subset(data, list(order)), longest
 
 
 def data_label(data: Any) -> str:
@@ -200,9 +182,3 @@ def count(data: Any) -> int | None:
         return len(data)
     except TypeError:
         return None
-
-
-def _as_dataset(data: Any) -> Dataset[Any]:
-    """Any indexable collection, as `Subset` takes it."""
-    found: Dataset[Any] = data
-    return found

@@ -26,13 +26,16 @@ INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_feat
 LENGTH = "length"
 
 
-def lengths_of(dataset: Any, *, length_column: str = LENGTH, most_seconds: float = MOST_SECONDS) -> Lengths | None:
+def lengths_of(
+    dataset: Any, *, length_column: str = LENGTH, most_seconds: float = MOST_SECONDS, what: str = "training"
+) -> Lengths | None:
     """Lengths of the rows of a map-style dataset; None for a stream, and for rows that hold nothing with a length.
 
     Args:
         dataset: what the Trainer gets.
         length_column: `TrainingArguments.length_column_name`.
         most_seconds: after which the scan of single rows ends; rows are looked at in random order, so that a part stands for the whole.
+        what: which dataset it is, for messages, and so that lengths are not kept for another.
 
     Raises:
         UserError: the dataset is empty, or raises when a row is read.
@@ -40,14 +43,14 @@ def lengths_of(dataset: Any, *, length_column: str = LENGTH, most_seconds: float
     if not is_map_style(dataset):
         return None
     if len(dataset) == 0:
-        raise UserError("the training dataset is empty", hint="give at least one sample")
+        raise UserError(f"the {what} dataset is empty", hint="give at least one sample")
     by_column = _by_column(dataset, length_column)
     if by_column is not None:
         return by_column
-    kept = _kept(dataset)
+    kept = _kept(dataset, what)
     if kept is not None and kept.exists():
         return _load(kept)
-    found = _by_row(dataset, length_column, most_seconds)
+    found = _by_row(dataset, length_column, most_seconds, what)
     if kept is not None and found is not None:
         _save(kept, found)
     return found
@@ -141,10 +144,10 @@ def _numbers(column: Any) -> Any:
     return np.asarray(pc.fill_null(column, 0).to_numpy(), dtype=np.int64)
 
 
-def _by_row(dataset: Any, length_column: str, most_seconds: float) -> Lengths | None:
+def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) -> Lengths | None:
     order = np.random.default_rng(0).permutation(len(dataset))[:MOST_ROWS]
     rows, inputs, targets, unit = [], [], [], None
-    for index, row in _read(dataset, order, time.monotonic() + most_seconds):
+    for index, row in _read(dataset, order, time.monotonic() + most_seconds, what):
         found = length_of_row(row, length_column)
         if found is None:
             return None
@@ -160,7 +163,7 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float) -> Lengths | 
     return Lengths.of(lengths, unit=unit, targets=others, rows=numbers, total=len(dataset))
 
 
-def _read(dataset: Any, order: Any, deadline: float) -> Iterator[tuple[int, Any]]:
+def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:
     """(index, row) until the time is over; one row at least."""
     for number, index in enumerate(order):
         if number and time.monotonic() > deadline:
@@ -170,18 +173,19 @@ def _read(dataset: Any, order: Any, deadline: float) -> Iterator[tuple[int, Any]
         except MemoryError:
             raise
         except Exception as error:  # the user's own code may raise anything
-            message = f"the training dataset raises at row {int(index)}: {type(error).__name__}: {first_line(error)}"
-            raise UserError(message, hint="read that row by hand, e.g. train_dataset[i], to see where") from error
+            name = "train_dataset" if what == "training" else "eval_dataset"
+            message = f"the {what} dataset raises at row {int(index)}: {type(error).__name__}: {first_line(error)}"
+            raise UserError(message, hint=f"read that row by hand, e.g. {name}[i], to see where") from error
         yield int(index), row
 
 
-def _kept(dataset: Any) -> Path | None:
+def _kept(dataset: Any, what: str) -> Path | None:
     """Where the lengths of this dataset are kept for the children that come later; None without a runner's directory."""
     scratch = os.environ.get(SCRATCH)
     if not scratch:
         return None
     fingerprint = getattr(dataset, "_fingerprint", "")
-    key = json.dumps([type(dataset).__qualname__, len(dataset), str(fingerprint)])
+    key = json.dumps([what, type(dataset).__qualname__, len(dataset), str(fingerprint)])
     return Path(scratch) / f"lengths-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
