@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
+from autofit.arguments import CHECKPOINTING_NAMES
 from autofit.config import Precision, TrialConfig
 from autofit.space import divisors
 from autofit.trial import Outcome, TrialRecord
@@ -12,11 +15,24 @@ DEFAULT_BATCH = 8  #: TrainingArguments' own per_device_train_batch_size
 FIRST_GUESS = 32  #: where a hand starts when it knows nothing of memory
 
 
-def plain_defaults(effective_batch: int, optim: str) -> TrialConfig:
-    """TrainingArguments as they come: batch 8 (or the largest divisor below), fp32, no checkpointing, the default optimizer."""
-    size = max(d for d in divisors(effective_batch) if d <= DEFAULT_BATCH)
+def plain_defaults(
+    effective_batch: int, optim: str, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> TrialConfig:
+    """TrainingArguments as they come: batch 8 (or the largest divisor below), fp32, no checkpointing, the default optimizer.
+
+    Args:
+        effective_batch: samples per optimizer step.
+        optim: the default optimizer.
+        defaults: of the user's own class of arguments: TRL's train in bf16 with checkpointing unless told otherwise.
+    """
+    batch = defaults.get("per_device_train_batch_size") or DEFAULT_BATCH
+    size = max(d for d in divisors(effective_batch) if d <= batch)
     return TrialConfig(
-        per_device_train_batch_size=size, gradient_accumulation_steps=effective_batch // size, optim=optim
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=effective_batch // size,
+        gradient_checkpointing=any(bool(defaults.get(name)) for name in CHECKPOINTING_NAMES),
+        precision=next((Precision(name) for name in ("bf16", "fp16", "tf32") if defaults.get(name)), Precision.FP32),
+        optim=optim,
     )
 
 

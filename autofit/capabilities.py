@@ -43,6 +43,8 @@ class Capabilities:
         supports_checkpointing: whether the model class implements it.
         model_name: for messages.
         weights_dtype: dtype of a live model's own parameters; None when autofit builds the model.
+        quantization: how the frozen weights are quantised (`4bit`, `8bit`); None = they are not.
+        adapter: peft's name of the adapter that is trained; None = the model itself.
         extras: what the space can be widened by, as `workload.extras_facts` reports it; empty = nobody looked.
     """
 
@@ -53,6 +55,8 @@ class Capabilities:
     supports_checkpointing: bool = True
     model_name: str = "the model"
     weights_dtype: str | None = None
+    quantization: str | None = None
+    adapter: str | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -65,6 +69,9 @@ def precision_problem(precision: Precision, caps: Capabilities) -> str | None:
         Precision.FP16,
     ):
         return f"the model's own weights are {caps.weights_dtype}: load it in float32 to train in {precision}"
+    quantised = quantised_problem(precision, caps)
+    if quantised is not None:
+        return quantised
     if needs in caps.precisions:
         return None
     if precision is Precision.FP16 and caps.device_kind == "cpu":
@@ -74,6 +81,22 @@ def precision_problem(precision: Precision, caps: Capabilities) -> str | None:
     if needs is Precision.BF16:
         return "bf16 is not native on this device: it would be emulated and slow"
     return f"{precision} is not supported on this device"
+
+
+def quantised_problem(precision: Precision, caps: Capabilities) -> str | None:
+    """Why `precision` has no effect, or is too slow, on a quantised model; None when it is neither, or nothing is quantised.
+
+    What is not quantised (adapters, attention, norms, the head) follows the precision as in any model, so fp32 and tf32 are not the same as
+    bf16, although the quantised layers themselves multiply in 16 bit.
+    """
+    if caps.quantization is None:
+        return None
+    if precision is Precision.PURE_BF16 and caps.weights_dtype in (None, "float32"):
+        return "what is not quantised is kept in float32 (peft's prepare_model_for_kbit_training), so that nothing is left to be stored in bf16"
+    half = precision in (Precision.FP32, Precision.TF32) and caps.quantization == "4bit"
+    if half and caps.device_kind == "cuda" and Precision.BF16 not in caps.precisions:
+        return "the 4-bit layers would multiply in bf16, which is not native on this device: fp16 makes them multiply in fp16"
+    return None
 
 
 def optim_problem(optim: str, caps: Capabilities) -> str | None:

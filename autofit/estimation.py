@@ -267,6 +267,9 @@ def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Targ
         heads=facts.get("num_heads"),
         vocab_size=facts.get("vocab_size") if str(facts.get("task", "")).endswith("-lm") else None,
         seq_len=facts.get("seq_len"),
+        adapter=facts.get("adapter") is not None,
+        quantised_bytes=facts.get("weights_bytes") if facts.get("quantization") else None,
+        n_quantised=facts.get("n_quantised") or 0,
     )
     answer = estimate_by_formula(
         shape,

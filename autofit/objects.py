@@ -68,6 +68,17 @@ def kept_arguments(args: Any) -> dict[str, Any]:
     return kept
 
 
+def arguments_class(args: Any) -> type[Any] | None:
+    """The class of the user's arguments where it is one of its own, else None (nothing need be sent)."""
+    cls = type(args)
+    return None if cls.__module__.startswith("transformers.") and cls.__name__ == "TrainingArguments" else cls
+
+
+def sent_arguments(args: Any) -> dict[str, Any]:
+    """What a child needs of the user's arguments: `arguments`, what differs from the defaults, and `arguments_cls`."""
+    return {} if args is None else {"arguments": kept_arguments(args), "arguments_cls": arguments_class(args)}
+
+
 class _HostPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles accelerator tensors as CPU tensors."""
 

@@ -53,7 +53,7 @@ def run_as_it_is(
     config: TrialConfig, *, scene: Scene, spec: SearchSpec, study: TrialStudy, limit: int, observer: Observer
 ) -> None:
     """Run the script's own configuration once and store it; not where the effective batch differs, or where the search runs it anyway."""
-    plain = plain_defaults(spec.effective_batch, scene.default_optim)
+    plain = plain_defaults(spec.effective_batch, scene.default_optim, scene.argument_defaults)
     if config.effective_batch() != spec.effective_batch or config.precision not in scene.device.precisions:
         return
     if config == plain or any(record.config == config and not record.interrupted for record in study.records):

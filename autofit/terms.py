@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from autofit.config import Precision, TrialConfig
 
@@ -19,6 +21,7 @@ class Terms:
         seed: of trials and of draws.
         native_precisions: of the device, for the hand recipe.
         default_optim: of the installed TrainingArguments.
+        argument_defaults: of the class of arguments that the user trains with, for the plain baseline.
         baselines_outside_space: run a baseline that the user's restrictions excluded (a recorded grid cannot).
     """
 
@@ -31,6 +34,7 @@ class Terms:
     seed: int = 0
     native_precisions: tuple[Precision, ...] = (Precision.FP32,)
     default_optim: str = "adamw_torch_fused"
+    argument_defaults: Mapping[str, Any] = field(default_factory=dict)
     baselines_outside_space: bool = True
 
 

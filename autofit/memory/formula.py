@@ -8,7 +8,8 @@ masks stay: `s b h (66 + 9 a s / h)`. A fused attention kernel stores no scores:
 a layer keeps its input (`2 s b h`, fp32 `4 s b h`) and one layer at a time is recomputed in full. A language model's head
 adds fp32 logits, their log-softmax and their gradient.
 
-Bytes per parameter: weights, gradients of the same type, the optimizer's state, and a 16-bit copy under autocast. The
+Bytes per parameter: weights, gradients of the same type, the optimizer's state, and a 16-bit copy under autocast. Of a model under an adapter, or
+with frozen parts, only what is trained has gradients and state; quantised weights take the bytes that they are stored in, and no copy. The
 peak is the larger of two moments: backward's beginning (activations and copies; gradients only if they persist between
 micro-steps) and the update (gradients and the optimizer's temporaries; neither activations nor copies).
 
@@ -28,8 +29,11 @@ from autofit.memory.replay import Peaks
 USUAL_ERROR = 0.10
 """Mean relative error against traced steps of an encoder and a decoder; single answers miss by 15 % and more."""
 
+ADAPTER_ERROR = 0.15
+"""The same under LoRA on all linear layers, against traced steps of an encoder and two decoders."""
+
 LOOSE_ERROR = 0.30
-"""The same for a guess with the model's shape in part unknown."""
+"""For a guess: the model's shape is in part unknown, or its weights are quantised, which nothing here was measured against."""
 
 STATE_BYTES: tuple[tuple[str, float], ...] = (
     ("8bit", 2.0),
@@ -62,6 +66,9 @@ class ModelShape:
         hidden_size, layers, heads: of the transformer's blocks.
         vocab_size: rows of a language model's head; None = no such head.
         seq_len: tokens per sample.
+        adapter: whether an adapter is trained, which is float32 whatever the frozen weights are.
+        quantised_bytes: all weights as stored, where linear layers are quantised; None = nothing is.
+        n_quantised: parameters in those layers.
     """
 
     n_params: int
@@ -71,6 +78,9 @@ class ModelShape:
     heads: int | None = None
     vocab_size: int | None = None
     seq_len: int | None = None
+    adapter: bool = False
+    quantised_bytes: int | None = None
+    n_quantised: int = 0
 
     def __post_init__(self) -> None:
         for name in ("n_params", "n_trainable", "hidden_size", "layers", "heads", "vocab_size", "seq_len"):
@@ -128,7 +138,7 @@ def estimate_by_formula(
     if activations is None:
         notes.append("the model's shape is unknown: activations are left out, this is a lower bound")
     temporaries = _logits_bytes(shape, batch)
-    copies = shape.n_params * 2 if PRECISION_FACTS[precision].autocast_dtype is not None else 0
+    copies = _copies(shape, checkpointing) if PRECISION_FACTS[precision].autocast_dtype is not None else 0
     backward = (activations or 0) + temporaries + copies + (gradients if accumulates else 0)
     if backward >= gradients + update:
         kinds = {
@@ -141,11 +151,12 @@ def estimate_by_formula(
         kinds = {Kind.GRADIENTS: gradients, Kind.TEMPORARIES: update}
     kinds = {kind: size for kind, size in {**fixed, **kinds}.items() if size}
     total = sum(kinds.values())
-    complete = shape.heads is not None and shape.seq_len is not None
+    complete = shape.heads is not None and shape.seq_len is not None and shape.quantised_bytes is None
+    error = LOOSE_ERROR if not complete else ADAPTER_ERROR if shape.adapter else USUAL_ERROR
     return FormulaEstimate(
         peaks=Peaks(peak_allocated_bytes=total, peak_reserved_bytes=total, min_capacity_bytes=total),
         kinds=kinds,
-        usual_error=None if activations is None else USUAL_ERROR if complete else LOOSE_ERROR,
+        usual_error=None if activations is None else error,
         notes=tuple(notes),
     )
 
@@ -198,15 +209,30 @@ def _parameters(
     if state is None:
         state = 8.0
         notes.append(f"the optimizer {optim!r} is unknown: counted with AdamW's state")
+    trained_width = 4 if shape.adapter else width
     if "bit" not in optim.lower():
-        state *= width / 4
+        state *= trained_width / 4
+    weights = (shape.n_params - trainable) * width + trainable * trained_width
+    if shape.quantised_bytes is not None:
+        weights = shape.quantised_bytes
+        notes.append("quantised layers: the matrix that a layer unpacks while it multiplies is not counted")
     fixed = {
-        Kind.WEIGHTS: shape.n_params * width,
+        Kind.WEIGHTS: weights,
         Kind.OPTIMIZER_STATE: int(trainable * state),
     }
     # Without `fused`, AdamW works on lists: one more list as large as the parameters while it updates.
     listwise = "fused" not in optim and optim.lower().startswith("adamw_torch")
-    return fixed, trainable * width, trainable * width if listwise else 0
+    return fixed, trainable * trained_width, trainable * trained_width if listwise else 0
+
+
+def _copies(shape: ModelShape, checkpointing: bool) -> int:
+    """16-bit copies of the weights. Autocast keeps those of trained weights; backward needs those of frozen ones, of one layer at a time if it recomputes."""
+    plain = shape.n_params - shape.n_quantised
+    trainable = shape.n_params if shape.n_trainable is None else shape.n_trainable
+    frozen = max(0, plain - trainable)
+    if checkpointing and shape.layers:
+        frozen //= shape.layers
+    return 2 * (min(plain, trainable) + frozen)
 
 
 def _logits_bytes(shape: ModelShape, batch: int) -> int:

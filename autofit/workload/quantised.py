@@ -179,8 +179,13 @@ def stored_bytes(model: nn.Module) -> int:
     return total
 
 
-def planned_bytes(model: Any, quantization: Quantization, kept: Sequence[str]) -> int:
-    """What `stored_bytes` will say of a plain model (adapters may be on it already) when it is quantised.
+def quantised_values(model: nn.Module) -> int:
+    """Values in quantised matrices."""
+    return sum(count(p) for p in model.parameters() if type(p).__name__ in CLASSES)
+
+
+def planned_bytes(model: Any, quantization: Quantization, kept: Sequence[str]) -> tuple[int, int]:
+    """What `stored_bytes` and `quantised_values` will say of a plain model (adapters may be on it already) when it is quantised.
 
     Args:
         model: on `meta`, where nothing is quantised.
@@ -193,10 +198,14 @@ def planned_bytes(model: Any, quantization: Quantization, kept: Sequence[str]) -
         plain = name.removesuffix(".base_layer")
         if type(module) in (nn.Linear, Conv1D) and ".lora_" not in name and should_convert_module(plain, skipped):
             rows[id(module.weight)] = module.weight.shape[1 if isinstance(module, Conv1D) else 0]
-    return sum(
-        packed_bytes(p.numel(), int(rows[id(p)]), quantization) if id(p) in rows else p.numel() * p.element_size()  # type: ignore[call-overload]
-        for p in model.parameters()
-    )
+    total = values = 0
+    for parameter in model.parameters():
+        if id(parameter) in rows:
+            total += packed_bytes(parameter.numel(), int(rows[id(parameter)]), quantization)  # type: ignore[call-overload]
+            values += parameter.numel()
+        else:
+            total += parameter.numel() * parameter.element_size()
+    return total, values
 
 
 def packed_bytes(values: int, rows: int, kind: Quantization) -> int:

@@ -26,6 +26,7 @@ from autofit.memory.trace import optimizers
 from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
+from autofit.workload.construct import without_adapters
 
 UNTRACEABLE = {
     "torch_compile": "torch.compile fuses operators in ways that only a run can tell",
@@ -117,8 +118,9 @@ class TrainingLoop:
         self.arguments = training_arguments(settings)
         smoothing = self.arguments.label_smoothing_factor
         self.label_smoother = LabelSmoother(epsilon=smoothing) if smoothing else None
-        self.accepts_loss_kwargs = accepts_loss_kwargs(self.model)
-        self.shifts_labels = shifts_labels(self.model)
+        inner = without_adapters(self.model)  # the Trainer looks inside, too
+        self.accepts_loss_kwargs = accepts_loss_kwargs(inner)
+        self.shifts_labels = shifts_labels(inner)
         fp16 = settings.autocast_dtype == "float16"
         self.scaler = torch.amp.GradScaler(settings.device_type) if fp16 else None
 
@@ -219,7 +221,7 @@ class TrainingLoop:
         outputs = self.model(**inputs)
         if labels is not None:
             assert self.label_smoother is not None
-            shift = type(self.model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+            shift = type(without_adapters(self.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=count)
         else:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]

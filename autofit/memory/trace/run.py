@@ -24,7 +24,7 @@ def trace(request: TraceRequest, *, smooth: bool = False, costs: bool = True) ->
         TraceUnavailable: it cannot be traced here, and why.
         UserError: the workload or the configuration is impossible.
     """
-    settings = subject.settings_of(request, smooth=smooth, costs=costs)
     own = subject.trainer_of(request)
+    settings = subject.settings_of(request, smooth=smooth, costs=costs)
     run: Runner = run_loop if own is None else functools.partial(trainer.train, own[0], own[1])
     return trace_step(subject.subject_of(request), settings, run)

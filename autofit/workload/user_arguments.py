@@ -1,0 +1,76 @@
+"""The user's own class of arguments (`SFTConfig`, `DPOConfig`, `Seq2SeqTrainingArguments`, ...): its fields, and what it trains with by default.
+
+TRL's classes train in bf16 and with checkpointing unless told otherwise: what must be written down, and what "plain defaults" means, depends on the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import warnings
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from transformers import TrainingArguments
+
+from autofit.arguments import CHECKPOINTING_NAMES
+
+#: fields that a class may settle in `__post_init__`
+SETTLED = ("bf16", "fp16", "tf32", "optim", "per_device_train_batch_size", *CHECKPOINTING_NAMES)
+
+
+def argument_defaults(cls: type[TrainingArguments] = TrainingArguments) -> dict[str, Any]:
+    """Name -> default of every field of a class of arguments; enums as their values, factories called."""
+    defaults = {}
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        value = field.default if field.default is not dataclasses.MISSING else None
+        if field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        defaults[field.name] = value.value if isinstance(value, Enum) else value
+    return defaults
+
+
+def effective_defaults(cls: type[TrainingArguments], *, cpu: bool) -> dict[str, Any]:
+    """As `argument_defaults`, with what the class makes of them: `bf16=None` is on for TRL's classes.
+
+    Args:
+        cls: a subclass of `TrainingArguments`.
+        cpu: whether the training is on the CPU.
+    """
+    defaults = argument_defaults(cls)
+    try:
+        with tempfile.TemporaryDirectory(prefix="autofit-") as directory, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = cls(output_dir=directory, use_cpu=cpu)
+    except Exception:  # the class's own code: it refuses its own defaults on this device, bf16 above all
+        return {**defaults, "bf16": True if defaults.get("bf16") is None else defaults["bf16"]}
+    for name in SETTLED:
+        if name in defaults:
+            value = getattr(plain, name)
+            defaults[name] = value.value if isinstance(value, Enum) else value
+    return defaults
+
+
+def class_of(extra: Mapping[str, Any]) -> type[TrainingArguments]:
+    """The class of the user's arguments among the live objects; the plain one when there are none."""
+    return extra.get("arguments_cls") or TrainingArguments
+
+
+def qualified_name(cls: type[Any]) -> str:
+    """`module.Class`, as an import would find it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def own_class(cls: type[TrainingArguments], *, cpu: bool) -> dict[str, Any]:
+    """`arguments_class` and `argument_defaults` of the user's own class, as JSON; empty for the plain one."""
+    if cls is TrainingArguments:
+        return {}
+    return {"arguments_class": qualified_name(cls), "argument_defaults": scalars(effective_defaults(cls, cpu=cpu))}
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values that JSON knows."""
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float | bool | None)}
