@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from autofit.config import TrialConfig
 from autofit.predict import MemoryModel, dominates, is_memory_failure
 from autofit.result import by_config
+from autofit.soundness import departed
 from autofit.space import Space
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
@@ -47,9 +48,12 @@ class Eligibility:
         return not known and not failed_for_good(own) and self.reason_to_skip(config, records) is None
 
     def reason_to_skip(self, config: TrialConfig, records: Records) -> Failure | None:
-        """Why a configuration need not run: predicted not to fit, or it needs at least as much as one that did not."""
+        """Why a configuration need not run: its precision is unsound, it is predicted not to fit, or needs no less than one that did not."""
+        if config.precision in departed(records):
+            message = f"{config.precision} was found to depart from fp32 with this model"
+            return Failure(reason=Reason.DEPARTS_FROM_FP32, message=message)
         forecast = self._memory.needed(config) if self._memory is not None else None
-        if forecast is not None and forecast.too_big(self._limit):
+        if forecast is not None and overprediction(records) * forecast.low_bytes > self._limit:
             message = f"predicted to need {format_bytes(forecast.bytes)}, the limit is {format_bytes(self._limit)}"
             return Failure(reason=Reason.PREDICTED_TOO_BIG, message=message)
         for record in records:
@@ -84,6 +88,16 @@ class Eligibility:
                 name = failure.reason.value if failure is not None else "not_promising"
                 counts[name] = counts.get(name, 0) + 1
         return counts
+
+
+def overprediction(records: Records) -> float:
+    """Least ratio of measured to predicted bytes so far, at most 1: forecasts that were too high for some may be so for others."""
+    ratios = [
+        needed / r.predicted_bytes
+        for r in records
+        if r.predicted_bytes and r.measurement is not None and (needed := r.measurement.memory.needed_bytes)
+    ]
+    return min([1.0, *ratios])
 
 
 def failed_for_good(records: Records) -> bool:

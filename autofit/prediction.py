@@ -68,6 +68,7 @@ def predictor_for(
             context_bytes=device.context_bytes,
             limit_bytes=limit_bytes,
             roof=_card(device.name),
+            releases=releases,
         )
 
     return predictor
@@ -98,11 +99,19 @@ def _collected(
 
 
 def class_representatives(setting: Setting, space: Space) -> list[TrialConfig]:
-    """One configuration per law; the plainest first, so that a search can begin with those."""
+    """One configuration per law: first those that many batches share, the plainest of them before the others; last those of one
+    micro-step per update, which serve a single batch."""
     found: dict[str, TrialConfig] = {}
     for config in space.configs:
         found.setdefault(law_class(setting, config), config)
-    return sorted(found.values(), key=lambda c: (c.optim != "adamw_torch_fused", c.gradient_checkpointing))
+    return sorted(
+        found.values(),
+        key=lambda c: (
+            c.gradient_accumulation_steps == 1,
+            c.optim != "adamw_torch_fused",
+            c.gradient_checkpointing,
+        ),
+    )
 
 
 def _workers() -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit import nvml
+from autofit.adaptation import refuse_on_device
 from autofit.arguments import KNOWN_DEFAULTS
 from autofit.choices import capabilities_of as capabilities_of
 from autofit.choices import recorded_space
@@ -29,6 +30,8 @@ from autofit.script_command import shown, without_secrets
 from autofit.space import Space
 from autofit.spec import SearchSpec, Workload
 from autofit.units import format_bytes
+
+REPLAY_PATIENCE_SECONDS = 10.0  #: for traces before a replay, whose own trials cost nothing; what was traced is kept for the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
         device = Device.from_json(facts["device"])
         runner.context_bytes = device.context_bytes
         model = facts["model"]
+        refuse_on_device(spec.workload.adaptation, device.kind, model.get("quantises_on"))
         space = space_of(spec, facts)
         predictor = (
             None
@@ -151,6 +155,8 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
                 space=space,
                 ask=ask,
                 say=observer.note,
+                patience_seconds=REPLAY_PATIENCE_SECONDS,
+                releases=False,
             )
     except (UserError, WorkerError) as error:
         observer.note(f"nothing is predicted for this landscape: {error.message}")
@@ -216,6 +222,8 @@ def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
     model = scene.facts.get("model", {})
     script = spec.workload.script
     own = {} if script is None else {"script": f"{shown(without_secrets(script))} {(model.get('script') or {}).get('digest')}"}
+    if model.get("adapter") or model.get("quantization"):
+        own |= {name: software[name] for name in ("peft", "bitsandbytes") if name in software}
     return {
         **own,
         "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),

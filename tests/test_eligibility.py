@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from autofit.config import TrialConfig
-from autofit.eligibility import Eligibility, failed_for_good
+from autofit.eligibility import Eligibility, failed_for_good, overprediction
 from autofit.predict import MemoryForecast
 from autofit.space import Space
 from autofit.trial import Reason
@@ -55,6 +55,14 @@ def test_what_is_predicted_clearly_too_big_does_not_run_and_what_is_in_the_band_
     assert eligible.predicted_bytes(MIDDLE) == LIMIT
     assert (eligible.likely_fits(MIDDLE, ()), eligible.likely_fits(LARGE, ())) == (True, False)
     assert eligible.untested_counts(()) == {"not_promising": 2, "predicted_too_big": 2}
+
+
+def test_forecasts_that_were_too_high_no_longer_keep_anything_out() -> None:
+    eligible = Eligibility(SPACE, limit_bytes=LIMIT, memory=PerSample(LIMIT // 28))
+    assert LARGE not in eligible.open(())
+    measured = make_record(0, SMALL, 10.0, predicted_bytes=8 * LIMIT // 28, needed_bytes=int(0.7 * 8 * LIMIT / 28))
+    assert overprediction([measured]) == pytest.approx(0.7, rel=1e-6)
+    assert LARGE in eligible.open([measured])
 
 
 def test_without_a_prediction_what_was_learned_says_what_is_likely() -> None:
