@@ -11,6 +11,7 @@ from autofit.config import TrialConfig
 from autofit.measurement import Interval, t_quantile
 from autofit.posterior import Array
 from autofit.predict import MemoryBelief, is_memory_failure
+from autofit.soundness import departed
 from autofit.speed import Observation, SpeedModel
 from autofit.trial import Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
@@ -263,7 +264,7 @@ def soundness(configs: Sequence[TrialConfig], records: Sequence[TrialRecord]) ->
     """Return (configs,) probability that each runs soundly, from failures that memory does not explain.
 
     A value of a knob (an optimizer, a precision, ...) that never completed and failed `n` times is trusted with 0.5^n; one that completed
-    once is not suspected. The configuration itself is judged by its least trusted value.
+    once is not suspected, and one whose precision departs from fp32 is not trusted at all. The configuration itself is judged by its least trusted value.
     """
     good: set[tuple[str, object]] = set()
     bad: dict[tuple[str, object], int] = {}
@@ -274,6 +275,7 @@ def soundness(configs: Sequence[TrialConfig], records: Sequence[TrialRecord]) ->
             for value in record.config.to_json().items():
                 bad[value] = bad.get(value, 0) + 1
     trust = {value: 0.5**times for value, times in bad.items() if value not in good}
+    trust |= {("precision", str(precision)): 0.0 for precision in departed(records)}
     if not trust:
         return np.ones(len(configs))
     return np.array([min(trust.get(value, 1.0) for value in c.to_json().items()) for c in configs])

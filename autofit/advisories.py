@@ -59,6 +59,15 @@ def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool
                 next_step="autofit confirm best.json",
             )
         )
+    late = sum(int(((r.measurement.facts or {}).get("compile") or {}).get("measured_steps_that_compiled", 0)) for r in own if r.measurement)
+    if late:
+        found.append(
+            Warning(
+                code="recompiles",
+                message=f"the winner went on compiling in {late} measured steps: each new shape of a batch is compiled anew",
+                next_step="pad to fixed lengths (pad_to_multiple_of), or search without --tune compile",
+            )
+        )
     if any(r.measurement is not None and r.measurement.skipped_steps for r in own):
         found.append(
             Warning(

@@ -37,6 +37,7 @@ def assemble(
     model: Mapping[str, Any] | None = None,
     argument_defaults: Mapping[str, Any] | None = None,
     reference_optim: str | None = None,
+    soundness: Mapping[str, Any] | None = None,
     evaluation: Evaluation | None = None,
     warnings: Sequence[Warning] = (),
 ) -> TuneResult:
@@ -77,10 +78,11 @@ def assemble(
             *(Warning(code=code, message=said, next_step=step) for code, said, step in data_problems(data)),
             *(Warning(code="space", message=note) for note in space.notes),
         ),
-        cost=_cost(finding, every, speedup),
+        cost=_cost(finding, every, speedup, best),
         evaluation=evaluation,
         argument_defaults=argument_defaults or {},
         reference_optim=reference_optim or default_optim,
+        soundness=soundness or {},
     )
     return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result)))
 
@@ -115,12 +117,23 @@ def _ratio(best: Estimate, baseline: Estimate | None) -> float | None:
     return None if baseline is None else best.samples_per_second / baseline.samples_per_second
 
 
-def _cost(finding: Finding, records: Sequence[TrialRecord], speedup: Mapping[str, float | None]) -> Cost:
+def _cost(
+    finding: Finding, records: Sequence[TrialRecord], speedup: Mapping[str, float | None], best: Estimate
+) -> Cost:
+    compiling = compile_seconds(records, best.config)
+    spent = finding.seconds + compiling
     ran = [r for r in records if r.outcome is not Outcome.SKIPPED]
     return Cost(
         seconds=finding.seconds,
         device_seconds=sum(r.seconds for r in ran),
         trials=sum(r.role in SEARCH_ROLES for r in ran),
         out_of_memory=sum(is_memory_failure(r) for r in ran if not r.after_search),
-        break_even_hours={name: break_even_hours(finding.seconds, ratio) for name, ratio in speedup.items()},
+        break_even_hours={name: break_even_hours(spent, ratio) for name, ratio in speedup.items()},
+        compile_seconds=compiling,
     )
+
+
+def compile_seconds(records: Sequence[TrialRecord], config: TrialConfig) -> float:
+    """What compiling `config` takes without a warm cache: the longest of its trials; 0.0 where nothing is compiled."""
+    own = [r.measurement.facts for r in records if r.config == config and r.measurement and r.measurement.facts]
+    return max((float(facts["compile"]["seconds"]) for facts in own if "compile" in facts), default=0.0)

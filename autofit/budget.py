@@ -33,6 +33,12 @@ class Budget:
         """Since the search began."""
         return self._clock() - self._begin
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the time budget; None = it has no end."""
+        timeout = self._terms.timeout_seconds
+        return None if timeout is None else max(0.0, timeout - self.elapsed_seconds)
+
     def check(self, share: float, records: Sequence[TrialRecord]) -> None:
         """Raise OutOfBudget when this part of the search may not begin another trial.
 

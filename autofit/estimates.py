@@ -9,6 +9,7 @@ from typing import Any
 
 from autofit.config import TrialConfig
 from autofit.measurement import Interval, Memory, pooled_interval
+from autofit.soundness import departed
 from autofit.trial import Outcome, Role, TrialRecord
 
 
@@ -128,8 +129,10 @@ def by_config(records: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:
 
 
 def estimates(records: Sequence[TrialRecord]) -> dict[str, Estimate]:
-    """Configuration key -> estimate, feasible ones only."""
-    found = {key: estimate_of(group) for key, group in by_config(records).items()}
+    """Configuration key -> estimate, feasible ones only: none in a precision that was found to depart from fp32."""
+    unsound = departed(records)
+    sound = [r for r in records if r.config.precision not in unsound]
+    found = {key: estimate_of(group) for key, group in by_config(sound).items()}
     return {key: estimate for key, estimate in found.items() if estimate is not None}
 
 

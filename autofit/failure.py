@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import builtins
 import errno
-import math
 import re
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from autofit.exception_report import MAX_MESSAGE, clip
 from autofit.exception_report import ExceptionLink as ExceptionLink
 from autofit.exception_report import ExceptionReport as ExceptionReport
 from autofit.exception_report import describe_exception as describe_exception
 from autofit.failure_wordings import ROWS, Needs, On, Verdict
-from autofit.measurement import Measurement
 from autofit.trial import Failure, Reason
 from autofit.units import MIB
 
@@ -150,36 +146,6 @@ def classify_exit(status: int | None, evidence: Evidence) -> Failure:
     return _judge_signal(number, evidence)
 
 
-def unsound(measurement: Measurement) -> Failure | None:
-    """Why a run that came to its end must not count, or None when it may.
-
-    `facts` of the measurement: `asked` and `seen` are flat mappings with the same keys and comparable values (a key that is missing in `seen` was not
-    observed), `alloc_retries_after_warmup` is the number of allocator retries in the measured steps. `optimizer_steps` includes the skipped ones.
-    """
-    facts = measurement.facts or {}
-    if measurement.optimizer_steps < 1:
-        return Failure(reason=Reason.ERROR, message="the run completed no optimizer step")
-    differing = _differing(facts.get("asked") or {}, facts.get("seen") or {})
-    if differing:
-        return Failure(reason=Reason.KNOB_WITHOUT_EFFECT, message="; ".join(differing))
-    if measurement.skipped_steps >= measurement.optimizer_steps:
-        message = (
-            f"all {measurement.optimizer_steps} optimizer steps were skipped: gradients overflow in fp16"
-        )
-        return Failure(reason=Reason.ALL_STEPS_SKIPPED, message=message)
-    bad = [i for i, loss in enumerate(measurement.losses, start=1) if not math.isfinite(loss)]
-    if bad:
-        message = (
-            f"the loss is not finite from optimizer step {bad[0]} ({len(bad)} of {len(measurement.losses)})"
-        )
-        return Failure(reason=Reason.NON_FINITE_LOSS, message=message)
-    retries = facts.get("alloc_retries_after_warmup") or 0
-    if retries > 0:
-        message = f"the allocator freed its cache and tried again {retries} times after warm-up: too close to the limit"
-        return Failure(reason=Reason.ALLOCATOR_THRASH, message=message)
-    return None
-
-
 def requested_bytes(text: str) -> int | None:
     """Size of the allocation that `text` says has failed; None when it names none. Allocators mean powers of 1024, `GB` as well."""
     match = _REQUESTED.search(text)
@@ -270,14 +236,6 @@ def _last_words(log: str) -> ExceptionLink | None:
         message=clip((match[2] or "").strip(), MAX_MESSAGE),
         errno=int(number[1]) if number else None,
     )
-
-
-def _differing(asked: Mapping[str, Any], seen: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name}: asked for {asked[name]!r}, the run had {seen[name]!r}"
-        for name in asked
-        if name in seen and asked[name] != seen[name]
-    ]
 
 
 def _line_around(text: str, position: int) -> str:

@@ -26,6 +26,7 @@ class Kind(StrEnum):
 
     DESCRIBE = "describe"  #: facts about device, model and software
     TRIAL = "trial"  #: run one configuration
+    CHECK = "check"  #: train one batch in several forms, to be compared
     ESTIMATE = "estimate"  #: trace on fake tensors, return memory laws
 
 

@@ -33,6 +33,7 @@ WIDE = 110  #: from this width on, tables have all their columns
 UNTESTED_REASONS: Mapping[str, str] = {
     "predicted_too_big": "predicted not to fit",
     "dominated": "cannot fit: they need at least as much memory as one that did not",
+    "departs_from_fp32": "in a precision that was found to depart from fp32",
     "not_promising": "not run when the search ended",
     "not_promising_certified": "could run, but are not expected to win: see below",
 }
@@ -102,14 +103,17 @@ def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | 
     ended = []
     for key, records in by_config(result.trials).items():
         if key not in found:
-            told = [r for r in records if r.failure is not None]
+            # Without a failure of its own it completed in a precision that was then found unsound.
+            told = [r for r in records if r.failure is not None] or records
             ended.append(min(told, key=lambda r: (standing(r), r.number)))
     ended.sort(key=lambda r: (standing(r), r.number))
     if not ended:
         return []
     rows = []
     for record in ended[:limit]:
-        assert record.failure is not None
+        if record.failure is None:
+            rows.append([str(record.number), record.config.label(), f"not sound: {record.config.precision} was found to depart from fp32"])
+            continue
         foretold = record.predicted_bytes is not None and record.outcome is not Outcome.SKIPPED
         predicted = f"predicted {format_bytes(record.predicted_bytes or 0)}" if foretold else ""
         rows.append([str(record.number), record.config.label(), says(record.failure, predicted)])
@@ -258,6 +262,9 @@ def cost_lines(result: TuneResult, width: int) -> list[str]:
         f"{', '.join(filter(None, parts))}{out_of_memory}."
     )
     lines = wrapped(text, width, indent="  ")
+    if cost.compile_seconds:
+        said = f"Each training with the winner begins with about {format_seconds(cost.compile_seconds)} of compilation; it is no part of the speed, and counts below."
+        lines += wrapped(said, width, indent="  ")
     for name, hours in cost.break_even_hours.items():
         baseline = result.baselines.get(name)
         if baseline is None or baseline.estimate is None or baseline.config == result.best.config:

@@ -83,6 +83,7 @@ class Cost:
         out_of_memory: of them, those that did not fit.
         break_even_hours: per baseline: hours of training with the answer after which the search has paid for itself; None
             where the answer is not faster.
+        compile_seconds: what the answer spends on compilation when a training begins; it counts in the break-even, not in the speed.
     """
 
     seconds: float
@@ -90,6 +91,7 @@ class Cost:
     trials: int
     out_of_memory: int
     break_even_hours: Mapping[str, float | None] = field(default_factory=dict)
+    compile_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,7 @@ class TuneResult:
         evaluation: whether the winner's evaluation fits too; None when it was not tried.
         given: the user's own live arguments, whose class and other fields `training_arguments` keeps; not written to files.
         reference_optim: the optimizer whose mathematics the user trains with; others are marked where they change it.
+        soundness: what the soundness check measured, see `checking.summary`; `skipped` says why it did not; empty = nothing had to be checked.
     """
 
     best: Estimate
@@ -138,12 +141,18 @@ class TuneResult:
     data: Mapping[str, Any] = field(default_factory=dict)
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
     reference_optim: str = KNOWN_DEFAULTS["optim"]
+    soundness: Mapping[str, Any] = field(default_factory=dict)
     given: Any = field(default=None, repr=False, compare=False)
     evaluation: Evaluation | None = None
 
     def changes(self, config: TrialConfig) -> tuple[str, ...]:
         """Every way in which `config` changes the mathematics of the user's training; empty when it keeps it."""
-        return changes(config, reference=self.reference_optim, weights_dtype=self.model.get("weights_dtype"))
+        return changes(
+            config,
+            reference=self.reference_optim,
+            weights_dtype=self.model.get("weights_dtype"),
+            adapter=self.model.get("adapter") is not None,
+        )
 
     @property
     def fastest_kept(self) -> Estimate | None:
@@ -221,6 +230,7 @@ class TuneResult:
             "memory_limit_bytes": self.memory_limit_bytes,
             "trials": [{**record.to_json(), "changes": list(self.changes(record.config))} for record in self.trials],
             "numerics": self._numerics_json(),
+            "soundness": dict(self.soundness),
             "removals": [dict(removal) for removal in self.removals],
             "untested": dict(self.untested),
             "stopped": self.stopped,
@@ -279,6 +289,7 @@ class TuneResult:
                 cost=Cost(**data["cost"]),
                 argument_defaults=data["argument_defaults"],
                 evaluation=Evaluation.from_json(data["evaluation"]) if data.get("evaluation") else None,
+                soundness=data.get("soundness") or {},
                 reference_optim=(data.get("numerics") or {}).get("reference_optim") or KNOWN_DEFAULTS["optim"],
             )
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

@@ -22,6 +22,7 @@ from autofit.observer import Observer, Silent
 from autofit.predict import MemoryModel
 from autofit.result import estimates
 from autofit.runner import Runner, TrialRequest
+from autofit.soundness import departed
 from autofit.space import Space
 from autofit.study import Proposal, TrialStudy
 from autofit.terms import Finding, Terms
@@ -35,6 +36,10 @@ PLAYOFF_SECONDS = (
 )
 
 
+#: (winner, its records, seconds left) -> why its precision is unsound
+Check = Callable[[TrialConfig, Sequence[TrialRecord], float | None], Failure | None]
+
+
 class Search:
     """One search, from baselines to confirmation.
 
@@ -45,6 +50,7 @@ class Search:
         runner: what runs it.
         memory: predicts memory; None = nothing is predicted.
         observer: who watches.
+        check: asked of the winner (its records, the seconds left) why its precision is unsound; None = nothing is checked.
         clock: monotonic seconds (tests replace it).
     """
 
@@ -57,10 +63,11 @@ class Search:
         runner: Runner,
         memory: MemoryModel | None = None,
         observer: Observer | None = None,
+        check: Check | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._terms, self._space, self._study, self._runner = terms, space, study, runner
-        self._observer = observer or Silent()
+        self._observer, self._check = observer or Silent(), check
         self._budget = Budget(terms, clock)
         self._eligible = Eligibility(
             space,
@@ -95,7 +102,7 @@ class Search:
         try:
             if not interrupted:
                 self._playoff()
-                confirmed = self._confirm()
+                confirmed = self._settle()
         except OutOfBudget as reason:
             self._stopped += f"; {reason} before the confirmation"
         except KeyboardInterrupt:
@@ -124,7 +131,8 @@ class Search:
     @property
     def _candidates(self) -> Sequence[TrialRecord]:
         """Records of configurations that may win: a baseline outside the space is run, and never chosen."""
-        return [r for r in self._records if r.config in self._space]
+        unsound = departed(self._records)
+        return [r for r in self._records if r.config in self._space and r.config.precision not in unsound]
 
     def _baselines(self) -> None:
         defaults = baselines.plain_defaults(
@@ -308,6 +316,22 @@ class Search:
                 return False
             self._search_on()
         return False
+
+    def _settle(self) -> bool:
+        """Confirm the winner and have it checked; one whose precision is unsound makes place for the next."""
+        confirmed = self._confirm()
+        while self._check is not None and estimates(self._candidates):
+            winner = self._verdict().winner
+            failure = self._check(winner, self._records, self._budget.seconds_left)
+            if failure is None:
+                return confirmed
+            record = TrialRecord(
+                number=0, config=winner, role=Role.CONFIRMATION, outcome=Outcome.INFEASIBLE, failure=failure, why="soundness check"
+            )
+            self._observer.trial_ended(self._study.add(record))
+            self._search_on()
+            confirmed = estimates(self._candidates) != {} and self._confirm()
+        return confirmed
 
     def _search_on(self) -> None:
         """Look again after a winner was lost: the search ended because nothing was expected to beat it."""

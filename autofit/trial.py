@@ -29,6 +29,8 @@ class Reason(StrEnum):
     ALLOCATOR_THRASH = "allocator_thrash"
     NON_FINITE_LOSS = "non_finite_loss"
     ALL_STEPS_SKIPPED = "all_steps_skipped"  #: fp16: every optimizer step overflowed
+    STEPS_SKIPPED = "steps_skipped"  #: fp16: more overflowed than the search for a scale explains
+    DEPARTS_FROM_FP32 = "departs_from_fp32"  #: the precision changes the loss by more than rounding explains
     PREDICTED_TOO_BIG = "predicted_too_big"
     DOMINATED = "dominated"  #: needs at least as much memory as one that did not fit
     KNOB_WITHOUT_EFFECT = "knob_without_effect"  #: the run was not what was asked for

@@ -24,6 +24,7 @@ from autofit.scene import Scene, identity, memory_limit, real_scene, reference_o
 from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
 from autofit.script_command import without_secrets
 from autofit.search import Search
+from autofit.soundness_check import check_of
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.terms import Terms
 from autofit.units import parse_duration, parse_size
@@ -219,6 +220,7 @@ def _search_in(
     as_it_is = own_configuration(scene.facts)
     if as_it_is is not None:
         run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
+    check = None if scene.replayed else check_of(scene, spec, limit_bytes=limit, say=observer.note)
     search = Search(
         terms=Terms(
             effective_batch=spec.effective_batch,
@@ -238,6 +240,7 @@ def _search_in(
         runner=scene.runner,
         memory=forecast,
         observer=observer,
+        check=check,
     )
     epilogue = play(
         search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
@@ -261,7 +264,8 @@ def _search_in(
         model=scene.facts.get("model"),
         reference_optim=reference_optim(spec, scene.facts),
         argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
-        warnings=(*scene.warnings, *epilogue.warnings, *([Warning(code="spawned", message=fallback)] if fallback else [])),
+        soundness=None if check is None else check.summary,
+        warnings=(*scene.warnings, *epilogue.warnings, *(check.warnings if check else ()), *([Warning(code="spawned", message=fallback)] if fallback else [])),
     )
     return result if as_it_is is None else with_as_it_is(result, as_it_is)
 

@@ -34,6 +34,8 @@ REASON_NAMES: Mapping[Reason, str] = {
     Reason.ALLOCATOR_THRASH: "fits only by thrashing",
     Reason.NON_FINITE_LOSS: "loss not finite",
     Reason.ALL_STEPS_SKIPPED: "every step skipped",
+    Reason.STEPS_SKIPPED: "too many steps skipped",
+    Reason.DEPARTS_FROM_FP32: "not sound",
     Reason.PREDICTED_TOO_BIG: "skipped",
     Reason.DOMINATED: "skipped",
     Reason.KNOB_WITHOUT_EFFECT: "a knob had no effect",

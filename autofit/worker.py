@@ -85,6 +85,10 @@ def _handler(kind: Kind) -> Handler:
         from autofit.workload.describe import answer_describe
 
         return answer_describe
+    if kind is Kind.CHECK:
+        from autofit.workload.check import answer_check
+
+        return answer_check
     from autofit.memory.trace.estimate_worker import answer_estimate
 
     return answer_estimate

@@ -24,9 +24,10 @@ from autofit.exception_report import (
     ExceptionReport,
     describe_exception,
 )
-from autofit.failure import Evidence, classify_exception, classify_exit, requested_bytes, unsound
+from autofit.failure import Evidence, classify_exception, classify_exit, requested_bytes
 from autofit.failure_wordings import ROWS, On
 from autofit.measurement import Measurement, Memory
+from autofit.soundness import unsound
 from autofit.trial import Failure, Reason
 
 OOM, SUSPECTED = Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY

@@ -88,7 +88,7 @@ class EffectWitness:
         original = modeling_utils.save_on_cpu
         witness = self
 
-        class Counted(original):  # type: ignore[misc]
+        class Counted(original):  # type: ignore[misc,valid-type]
             def __enter__(self) -> Any:
                 witness._offloaded += 1
                 return super().__enter__()
