@@ -107,6 +107,34 @@ class Adaptation:
         )
 
 
+def refuse_on_device(adaptation: Adaptation | None, device_kind: str, quantises_on: Sequence[str] | None) -> None:
+    """Check that what is asked for trains on this kind of device.
+
+    Args:
+        adaptation: None = nothing is asked for.
+        device_kind: `cpu` or `cuda`.
+        quantises_on: devices that the installed bitsandbytes supports; None = not known.
+
+    Raises:
+        UserError: quantised layers do not run there, or DoRA does not train on them.
+    """
+    if adaptation is None or adaptation.quantization is None:
+        return
+    if quantises_on is not None and device_kind not in quantises_on:
+        raise UserError(
+            f"the installed bitsandbytes runs quantised layers on {', '.join(sorted(quantises_on)) or 'no device'}, not on {device_kind}",
+            hint="leave --quantize out, use another --device, or upgrade bitsandbytes",
+        )
+    dora = adaptation.adapter is AdapterKind.DORA or (
+        adaptation.peft_config is not None and json.loads(adaptation.peft_config).get("use_dora")
+    )
+    if dora and device_kind == "cpu" and adaptation.quantization is Quantization.EIGHT_BIT:
+        raise UserError(
+            "DoRA on 8-bit layers fails on a CPU in its second step: peft puts the weights back without their scales",
+            hint="use --quantize 4bit, or --adapter lora",
+        )
+
+
 def adaptation_of(
     *,
     adapter: str | None = None,

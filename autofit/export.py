@@ -15,6 +15,7 @@ from typing import Any
 
 from autofit.arguments import CHECKPOINTING_NAMES, checkpointing_name, explicit_arguments
 from autofit.errors import UserError
+from autofit.export_adapter import adapter_import, adapter_lines, is_adapted, quantization_config
 from autofit.result import TuneResult
 from autofit.wording import format_interval, format_speed
 
@@ -105,10 +106,10 @@ def cli_flags(result: TuneResult) -> list[str]:
 
 
 def arguments_call(result: TuneResult, *, output_dir: str = OUTPUT_DIR) -> list[str]:
-    """The lines of `TrainingArguments(...)`, one keyword a line, the exact product in a comment."""
+    """The lines of `TrainingArguments(...)`, or of the user's own class, one keyword a line, the exact product in a comment."""
     keywords = {"output_dir": output_dir, **arguments(result)}
     lines = [f"    {name}={_literal(value)}," for name, value in keywords.items()]
-    return ["TrainingArguments(", f"    # {effective_batch(result)}", *lines, ")"]
+    return [f"{own_class(result)[1]}(", f"    # {effective_batch(result)}", *lines, ")"]
 
 
 def model_line(result: TuneResult) -> str | None:
@@ -121,12 +122,20 @@ def model_line(result: TuneResult) -> str | None:
     keywords = dict(result.model_arguments)
     if stored not in (None, "float32"):
         keywords.setdefault("dtype", "float32")
-    if not keywords or is_live(result):
+    if is_live(result) or not (keywords or is_adapted(result)):
         return None
     if result.spec.workload.trust_remote_code:
         keywords["trust_remote_code"] = True
-    listed = ", ".join(f"{name}={_literal(value)}" for name, value in keywords.items())
-    return f"{auto_class(result)}.from_pretrained({_literal(result.spec.workload.model)}, {listed})"
+    listed = [_literal(result.spec.workload.model), *(f"{name}={_literal(value)}" for name, value in keywords.items())]
+    quantised = quantization_config(result)
+    listed += [] if quantised is None else [f"quantization_config={quantised}"]
+    return f"{auto_class(result)}.from_pretrained({', '.join(listed)})"
+
+
+def model_lines(result: TuneResult) -> list[str]:
+    """The lines that make the model as it was measured; empty where nothing needs to be said, or the model has no name."""
+    line = model_line(result)
+    return [] if line is None and not is_adapted(result) else [*([f"model = {line}"] if line else []), *adapter_lines(result)]
 
 
 def model_note(result: TuneResult) -> str | None:
@@ -150,15 +159,31 @@ def python_snippet(result: TuneResult) -> str:
     lines = [
         f"# autofit: {format_speed(best.samples_per_second)} samples/s (95 %: {format_interval(best.interval)}), {', '.join(where)}",
     ]
-    note, model = model_note(result), model_line(result)
+    note = model_note(result)
     if note is not None:
         lines.append(f"# {note}")
-    names = sorted([auto_class(result), "TrainingArguments"]) if model is not None else ["TrainingArguments"]
-    lines += [f"from transformers import {', '.join(names)}", ""]
-    if model is not None:
-        lines.append(f"model = {model}")
+    lines += [*import_lines(result), "", *model_lines(result)]
     first, *rest = arguments_call(result)
     return "\n".join([*lines, f"args = {first}", *rest])
+
+
+def import_lines(result: TuneResult) -> list[str]:
+    """What the lines of model and arguments use."""
+    module, own = own_class(result)
+    names = [] if module else ["TrainingArguments"]
+    if model_line(result) is not None:
+        names.append(auto_class(result))
+        names += ["BitsAndBytesConfig"] if quantization_config(result) is not None else []
+    adapter = adapter_import(result)
+    lines = [] if adapter is None else [adapter]
+    lines += [f"from transformers import {', '.join(sorted(names))}"] if names else []
+    return [*lines, *([f"from {module} import {own}"] if module else [])]
+
+
+def own_class(result: TuneResult) -> tuple[str | None, str]:
+    """(module, name) of the user's own class of arguments; the module is None for the plain one."""
+    module, _, name = str(result.model.get("arguments_class") or "").rpartition(".")
+    return (module, name) if module else (None, "TrainingArguments")
 
 
 def auto_class(result: TuneResult) -> str:

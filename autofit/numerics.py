@@ -162,6 +162,7 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 _RULE_OF: Mapping[str, Rule] = {optim: rule for rule in RULES for optim in rule.optims}
 LOSSY_WEIGHTS = "weights and optimizer state are rounded to bf16, without an fp32 copy: small updates are lost"
+ROUNDED_BASE = "the frozen weights are rounded to bf16; the adapter and its updates stay in float32"
 
 
 def rule_of(optim: str) -> Rule:
@@ -179,21 +180,24 @@ def optim_change(optim: str, reference: str) -> str | None:
     return f"trains by {own.name}, not by {other.name} as {reference} does"
 
 
-def precision_change(precision: Precision, weights_dtype: str | None) -> str | None:
+def precision_change(precision: Precision, weights_dtype: str | None, *, adapter: bool = False) -> str | None:
     """How training in `precision` is another; None when it only rounds what is computed in between.
 
     Args:
         precision: asked for.
         weights_dtype: of the user's own model; None where autofit builds it (float32). Weights that are bf16 already stay as they are.
+        adapter: whether an adapter is trained, which stays in float32, and the weights are only read.
     """
     lossy = precision is Precision.PURE_BF16 and weights_dtype in (None, "float32")
-    return LOSSY_WEIGHTS if lossy else None
+    return (ROUNDED_BASE if adapter else LOSSY_WEIGHTS) if lossy else None
 
 
-def changes(config: TrialConfig, *, reference: str, weights_dtype: str | None = None) -> tuple[str, ...]:
+def changes(
+    config: TrialConfig, *, reference: str, weights_dtype: str | None = None, adapter: bool = False
+) -> tuple[str, ...]:
     """Every way in which `config` changes the mathematics; empty when it keeps it."""
     optim = optim_change(config.optim, reference)
-    found = (None if optim is None else f"{config.optim} {optim}", precision_change(config.precision, weights_dtype))
+    found = (None if optim is None else f"{config.optim} {optim}", precision_change(config.precision, weights_dtype, adapter=adapter))
     return tuple(reason for reason in found if reason is not None)
 
 

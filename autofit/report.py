@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from autofit.data_result import data_lines
 from autofit.errors import UserError
-from autofit.export import arguments_call, cli_flags, model_line, model_note
+from autofit.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.knob_worth import measured
 from autofit.report_after import after_lines
 from autofit.report_script import usage
@@ -101,6 +101,7 @@ def subject_lines(result: TuneResult, width: int) -> list[str]:
     workload, model = result.spec.workload, result.model
     length = model.get("seq_len") or workload.seq_len
     what = [workload.model, str(model.get("task") or workload.task or "")]
+    what += [workload.adaptation.label() if workload.adaptation is not None else ""]
     what += [f"length {length}" if length else "", f"effective batch {result.spec.effective_batch}"]
     device = result.device
     where = [f"{device.name} ({device.torch_name})" if device.name != device.torch_name else device.name]
@@ -280,9 +281,8 @@ def copy_lines(result: TuneResult, width: int) -> list[Line]:
         lines += [Line(text=""), *(Line(text=text, style=CODE) for text in code)]
         return [*lines, *(Line(text=text) for text in wrapped(f"# {note}" if note else "", width, hanging="# ") if text)]
     lines = [Line(text=title, style=TITLE), Line(text="")]
-    model, note = model_line(result), model_note(result)
-    if model is not None:
-        lines += [Line(text=f"model = {model}", style=CODE)]
+    note = model_note(result)
+    lines += [Line(text=text, style=CODE) for text in model_lines(result)]
     first, *rest = arguments_call(result)
     lines += [Line(text=text, style=CODE) for text in (f"args = {first}", *rest)]
     if note is not None:

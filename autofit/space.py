@@ -143,7 +143,7 @@ def build_space(
     dtype = capabilities.weights_dtype
 
     def precision_trouble(precision: Precision) -> str | None:
-        changed = precision_change(precision, dtype) if keep_numerics else None
+        changed = precision_change(precision, dtype, adapter=capabilities.adapter is not None) if keep_numerics else None
         return precision_problem(precision, capabilities) or changed
 
     def optim_trouble(optim: str) -> str | None:

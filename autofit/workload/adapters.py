@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from autofit.adaptation import DEFAULT_RANK, Adaptation, AdapterKind
+from autofit.adaptation import DEFAULT_RANK, Adaptation, AdapterKind, peft_config_json
 from autofit.errors import UserError
 from autofit.workload.sources import first_line
 from autofit.workload.tasks import Task
@@ -26,6 +26,7 @@ TASK_TYPES = {
 }
 NEW_HEADS = (Task.IMAGE_CLASSIFICATION, Task.CTC)  #: tasks with a head to train for which peft has no name
 MOST_NAMES = 12
+RECORDED = ("peft_version", "peft_type", "base_model_name_or_path", "auto_mapping")  #: that peft fills in itself
 
 
 def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
@@ -85,6 +86,14 @@ def peft_config_of(adaptation: Adaptation, model: Any, task: Task | None) -> Any
     if adaptation.adapter is AdapterKind.IA3:
         return IA3Config(**options)
     return LoraConfig(r=adaptation.rank or DEFAULT_RANK, use_dora=adaptation.adapter is AdapterKind.DORA, **options)
+
+
+def config_words(config: Any) -> dict[str, Any]:
+    """`class` and `options` of a `PeftConfig`, those that differ from its defaults, as JSON: what a user has to write down."""
+    plain = type(config)()
+    own = json.loads(peft_config_json(config))
+    usual = json.loads(peft_config_json(plain))
+    return {"class": type(config).__name__, "options": {k: v for k, v in own.items() if v != usual.get(k) and k not in RECORDED}}
 
 
 def is_adapted(model: Any) -> bool:

@@ -18,7 +18,7 @@ _NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", 
 def config_digest(config: PretrainedConfig, adaptation: Adaptation | None = None) -> str:
     """Of the model that a config makes."""
     values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
-    return _adapted(_digest(json_able(values)), adaptation)
+    return _adapted(digest_of(json_able(values)), adaptation)
 
 
 def module_digest(model: torch.nn.Module, adaptation: Adaptation | None = None) -> str:
@@ -26,7 +26,7 @@ def module_digest(model: torch.nn.Module, adaptation: Adaptation | None = None) 
     shapes = [
         (name, tuple(p.shape), str(p.dtype), *(() if p.requires_grad else ("frozen",))) for name, p in model.named_parameters()
     ]
-    return _adapted(_digest([type(model).__name__, shapes]), adaptation)
+    return _adapted(digest_of([type(model).__name__, shapes]), adaptation)
 
 
 def json_able(value: Any) -> Any:
@@ -35,8 +35,9 @@ def json_able(value: Any) -> Any:
 
 
 def _adapted(digest: str, adaptation: Adaptation | None) -> str:
-    return digest if adaptation is None else _digest([digest, adaptation.to_json()])
+    return digest if adaptation is None else digest_of([digest, adaptation.to_json()])
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """Of anything that JSON knows."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -41,5 +41,24 @@ def stored_figures(model: Any, adaptation: Adaptation | None, task: Task | None)
             "n_quantised": quantised.quantised_values(model),
         }
     kept = adapters.trained_in_full(quantised.without_adapters(model), adaptation, task)
+    quantised.require()
+    base: Any = quantised.without_adapters(model)
+    skipped = quantised.skipped_modules(base, kept)
     planned, values = quantised.planned_bytes(model, adaptation.quantization, kept)
-    return {"quantization": adaptation.quantization, "weights_bytes": planned, "n_quantised": values}
+    return {
+        "quantization": adaptation.quantization,
+        "weights_bytes": planned,
+        "n_quantised": values,
+        "quantises_on": quantised.supported_devices(),
+        "kept_modules": kept,
+        "not_quantised": [name for name in skipped if "modules_to_save" not in name],
+    }
+
+
+def adapter_figures(model: Any, adaptation: Adaptation | None, task: Task | None) -> dict[str, Any]:
+    """`adapter`, peft's name of what is trained on the model, and `adapter_config` where autofit puts it on: what a user has to write down."""
+    found: dict[str, Any] = {"adapter": adapters.adapter_type(model)}
+    if adaptation is not None:
+        config = adapters.peft_config_of(adaptation, quantised.without_adapters(model), task)
+        found["adapter_config"] = adapters.config_words(config)
+    return found

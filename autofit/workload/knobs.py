@@ -73,6 +73,10 @@ class KnobWitness:
         if config.precision in (Precision.FP32, Precision.TF32) and self._device_type == "cuda":
             asked["fp32_matmul"] = precision.fp32_matmul
             seen["fp32_matmul"] = fp32_matmul()
+        frozen = any(not p.requires_grad for p in model.parameters())
+        if frozen and config.optim in OPTIMIZER_CLASSES and not self._own_optimizer:
+            asked["trained_parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            seen["trained_parameters"] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         if config.optim in OPTIMIZER_CLASSES and not self._own_optimizer:
             asked["optimizer"] = OPTIMIZER_CLASSES[config.optim]
             seen["optimizer"] = type(optimizer).__name__

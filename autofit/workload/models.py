@@ -33,8 +33,8 @@ from autofit.workload.construct import (
 from autofit.workload.data.prepared import Prepared, prepare
 from autofit.workload.digests import config_digest, json_able, module_digest
 from autofit.workload.extras_facts import extras_facts
-from autofit.workload.figures import config_figures, stored_figures
-from autofit.workload.knobs import weight_dtype
+from autofit.workload.figures import adapter_figures, config_figures, stored_figures
+from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects, load_objects
 from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
@@ -58,6 +58,11 @@ __all__ = [
     "resolve",
     "resolve_with",
 ]
+
+
+CHECKPOINTS_ALREADY = (
+    "the model comes with checkpointing switched on: trials without it switch it off, and so must you (model.activation_checkpointing_disable())"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,7 @@ def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
         digest=module_digest(model, workload.adaptation),
         objects=objects,
         adaptation=workload.adaptation,
+        warnings=(CHECKPOINTS_ALREADY,) if checkpointing_active(model) else (),
     )
 
 
@@ -276,7 +282,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "digest": resolved.digest,
         "warnings": list(resolved.warnings),
         "class": type(without_adapters(model)).__name__,
-        "adapter": adapters.adapter_type(model),
+        **adapter_figures(model, resolved.adaptation, resolved.task),
         "weights_dtype": weight_dtype(model) if objects is not None and objects.is_live else "float32",
         **stored_figures(model, resolved.adaptation, resolved.task),
         "n_params": sum(quantised.count(p) for p in parameters),

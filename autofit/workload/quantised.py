@@ -49,6 +49,14 @@ def require() -> None:
     del bitsandbytes
 
 
+def supported_devices() -> list[str] | None:
+    """Kinds of devices that the installed bitsandbytes runs on; None where it does not say."""
+    import bitsandbytes
+
+    found = getattr(bitsandbytes, "supported_torch_devices", None)
+    return None if found is None else sorted(found)
+
+
 def build_quantised(
     make: Callable[[], PreTrainedModel],
     quantization: Quantization,

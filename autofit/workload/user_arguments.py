@@ -6,6 +6,7 @@ TRL's classes train in bf16 and with checkpointing unless told otherwise: what m
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from autofit.adaptation import peft_config_json
 from autofit.arguments import CHECKPOINTING_NAMES
+from autofit.workload.digests import digest_of, json_able
 
 #: fields that a class may settle in `__post_init__`
 SETTLED = ("bf16", "fp16", "tf32", "optim", "per_device_train_batch_size", *CHECKPOINTING_NAMES)
@@ -57,6 +60,24 @@ def effective_defaults(cls: type[TrainingArguments], *, cpu: bool) -> dict[str, 
 def class_of(extra: Mapping[str, Any]) -> type[TrainingArguments]:
     """The class of the user's arguments among the live objects; the plain one when there are none."""
     return extra.get("arguments_cls") or TrainingArguments
+
+
+def trained_as(facts: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a model with what the user's Trainer makes of it: fields of its arguments' own class, and an adapter that it puts on.
+
+    Returns:
+        `digest`, which tells trainings apart whose records must not mix, and `adapter`; empty where a Trainer adds nothing.
+    """
+    plain = argument_defaults()
+    kept = {k: v for k, v in (extra.get("arguments") or {}).items() if k not in plain}
+    config = (extra.get("trainer_arguments") or {}).get("peft_config")
+    if not kept and config is None:
+        return {}
+    adapter = None if config is None else peft_config_json(config)
+    found: dict[str, Any] = {"digest": digest_of([facts["digest"], json_able(kept), adapter])}
+    if adapter is not None:
+        found |= {"adapter": json.loads(adapter).get("peft_type"), "n_trainable_params": None}
+    return found
 
 
 def qualified_name(cls: type[Any]) -> str:
