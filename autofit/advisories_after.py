@@ -48,7 +48,7 @@ def of_evaluation(evaluation: Evaluation | None) -> list[Warning]:
             Warning(
                 code="evaluation_failed",
                 message=f"evaluation was tried at {EVAL_BATCH}={batch} and failed: {evaluation.failure}",
-                next_step="the traceback is in the result file under evaluation.attempts[].failure; the tuned arguments do not depend on it",
+                next_step="what it said is in the result file under evaluation.attempts; the tuned arguments do not depend on it",
             )
         )
     if evaluation.metric_error is not None:

@@ -19,6 +19,18 @@ RUNS = {
     "tune_your_model.py": ([], "arguments to write down"),
     "tune_a_trainer_subclass.py": ([], "samples/s"),
     "replay_a_landscape.py": (["grid.json"], "regret against the best"),
+    "train_with_the_answer.py": (["best.json", "--rows", "64"], "trained 4 optimizer steps of 16 samples"),
+}
+
+
+#: how a user starts it, where that is not with python alone
+LAUNCHERS = {
+    "train_with_the_answer.py": "-m accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
+}
+#: what has to be there before it starts: options of `autofit search`, which writes best.json
+SEARCHES = {
+    "train_with_the_answer.py": "--model bert-tiny --effective-batch 16 --seq-len 32 --batch-size 16 --precision fp32 --optim adamw_torch_fused"
+    " --checkpointing off --eval-batch-size 32 --device cpu"
 }
 
 
@@ -49,8 +61,10 @@ def test_no_example_is_forgotten() -> None:
 def test_example(name: str, tmp_path: Path) -> None:
     arguments, expected = RUNS[name]
     grid(tmp_path / "grid.json")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
-    )
+    if name in SEARCHES:
+        search = [sys.executable, "-c", "from autofit.cli import main; main()", "search", *SEARCHES[name].split()]
+        subprocess.run(search, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True)
+    start = [sys.executable, *LAUNCHERS.get(name, "").split(), str(EXAMPLES / name), *arguments]
+    done = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
