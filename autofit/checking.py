@@ -201,7 +201,7 @@ def _cause(found: Mapping[str, Any]) -> tuple[str, str]:
         return f"compute_loss_func does not divide by num_items_in_batch (gradients are {ratio:.2f} times as large)", "divide the summed loss by num_items_in_batch"
     if found.get("accepts_loss_kwargs") and scaled:
         cause = f"{model} takes loss keywords but ignores num_items_in_batch, so that gradients grow with the accumulation ({ratio:.2f} times as large)"
-        return cause, f"set accepts_loss_kwargs = False on {model}, or divide its summed loss by num_items_in_batch"
+        return cause, f"set accepts_loss_kwargs = False on {model}, or divide its summed loss by num_items_in_batch (Adam forgives the factor, gradient clipping and logged losses do not)"
     if found.get("uneven"):
         who = f"{trainer}.{own}" if own is not None else model
         return f"the loss of {who} is a mean over each micro-batch, and micro-batches with fewer labels weigh as much as others", "use num_items_in_batch in the loss, or keep the per-device batch that you validated"
