@@ -58,13 +58,24 @@ def test_every_configuration_of_the_space_is_forecast_with_the_devices_own_conte
     assert forecast.roof is find("T4")
 
 
-def test_one_configuration_per_class_is_traced_the_plainest_first() -> None:
+def test_one_configuration_per_class_is_traced_those_of_many_batches_and_the_plainest_first() -> None:
     chosen = class_representatives(SETTING, SPACE)
     assert len(chosen) == len({SETTING.request(c).class_key() for c in SPACE.configs}) == 16
     assert chosen[0].optim == "adamw_torch_fused"
     assert not chosen[0].gradient_checkpointing
-    places = [(c.optim != "adamw_torch_fused", c.gradient_checkpointing) for c in chosen]
+    assert chosen[0].gradient_accumulation_steps > 1
+    places = [
+        (c.gradient_accumulation_steps == 1, c.optim != "adamw_torch_fused", c.gradient_checkpointing) for c in chosen
+    ]
     assert places == sorted(places)
+
+
+def test_a_replayed_allocator_gives_nothing_back() -> None:
+    live, replayed = _predict(Child(), [])(2 * GIB), _predict(Child(), [], releases=False)(2 * GIB)
+    assert (live.releases, replayed.releases) == (True, False)
+    highs = [(a.high_bytes, b.high_bytes) for c in SPACE.configs if (a := live.needed(c)) and (b := replayed.needed(c))]
+    assert all(a <= b for a, b in highs)
+    assert any(a < b for a, b in highs)
 
 
 def test_the_devices_own_capability_decides_and_a_recorded_card_is_looked_up() -> None:
