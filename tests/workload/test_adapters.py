@@ -1,0 +1,170 @@
+"""Adapters on small models: what is trained, gradients that arrive under checkpointing, and what peft refuses in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from autofit.adaptation import adaptation_of
+from autofit.config import Precision
+from autofit.spec import Workload
+from autofit.workload import models
+from autofit.workload.adapters import adapter_type, cast_frozen, config_words
+from autofit.workload.batches import make_batch
+from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.objects import LiveObjects
+from tests.refusals import refused
+from tests.workload import tiny
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+TASKS = {"llama": "causal-lm", "gpt2": "causal-lm", "bert": "sequence-classification", "t5": "seq2seq-lm", "vit": "image-classification"}
+
+
+def resolved(kind: str, **said: Any) -> models.ResolvedModel:
+    workload = Workload(model=f"tiny {kind}", task=TASKS[kind], seq_len=None if kind == "vit" else 8, adaptation=adaptation_of(**said))
+    return models.resolve_with(workload, LiveObjects(config=tiny.config(kind)))
+
+
+def names(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "trained"),
+    [
+        ("llama", {"adapter": "lora", "rank": 4}, "lora_"),
+        ("llama", {"adapter": "dora"}, "lora_"),
+        ("gpt2", {"adapter": "ia3"}, "ia3_"),
+        ("t5", {"adapter": "lora", "target": ["all-linear"]}, "lora_"),
+    ],
+)
+def test_only_the_adapter_is_trained_and_facts_count_it_without_memory(kind: str, said: dict[str, Any], trained: str) -> None:
+    found = resolved(kind, **said)
+    facts, model = models.facts(found), models.build(found, device="cpu")
+    assert all(trained in name for name in names(model))
+    assert facts["n_trainable_params"] == sum(p.numel() for p in model.parameters() if p.requires_grad) > 0
+    assert facts["n_params"] == sum(p.numel() for p in model.parameters())
+    assert facts["weights_bytes"] == sum(p.numel() * p.element_size() for p in model.parameters())
+    assert facts["adapter"] == adapter_type(model)
+    assert facts["class"] == type(model.get_base_model()).__name__
+
+
+@pytest.mark.parametrize(("kind", "head"), [("bert", "classifier"), ("vit", "classifier")])
+def test_a_new_head_is_trained_beside_the_adapter(kind: str, head: str) -> None:
+    model = models.build(resolved(kind, adapter="lora", target=["all-linear"]), device="cpu")
+    assert any(head in name and "lora_" not in name for name in names(model))
+
+
+def test_digests_tell_models_with_and_without_adapters_apart() -> None:
+    digests = [resolved("llama", **said).digest for said in ({}, {"adapter": "lora"}, {"adapter": "lora", "rank": 4})]
+    assert len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("llama", {"adapter": "lora"}), ("gpt2", {"adapter": "ia3"}), ("bert", {"adapter": "dora"}), ("vit", {"adapter": "lora", "target": ["all-linear"]})],
+)
+def test_gradients_arrive_at_the_adapter_under_checkpointing(kind: str, said: dict[str, Any], reentrant: bool) -> None:
+    """Switched on as `Trainer.train` does it; frozen embeddings must not cut the graph."""
+    found = resolved(kind, **said)
+    grads = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = models.build(found, device="cpu")
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.normal_(0, 0.02)  # zero at first, and then nothing arrives at lora_A
+        if checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
+        assert checkpointing_active(model) is checkpointing
+        if kind == "vit" and checkpointing and reentrant:
+            model.get_base_model().vit.embeddings.register_forward_hook(lambda _m, _i, out: out.requires_grad_())
+        batch = make_batch(found, 2)
+        model.eval()(**batch).loss.backward()
+        trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+        assert all(g is not None and g.abs().max() > 0 for g in trained.values()), "a gradient did not arrive"
+        assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+        grads.append(trained)
+    assert all(torch.allclose(grads[0][name], grads[1][name], rtol=1e-4, atol=1e-7) for name in grads[0])
+
+
+def test_16_bit_weights_leave_the_adapter_in_float32() -> None:
+    named = models.build(resolved("llama", adapter="lora"), device="cpu", weight_dtype="bfloat16")
+    live = peft.get_peft_model(AutoModelForCausalLM.from_config(tiny.config("llama")), peft.LoraConfig(task_type="CAUSAL_LM"))
+    for model in (named, cast_frozen(live, torch.bfloat16)):
+        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+        assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+        assert weight_dtype(model) == "bfloat16"
+
+
+def test_a_live_model_keeps_the_dtypes_of_its_parts() -> None:
+    model = AutoModelForCausalLM.from_config(tiny.config("llama"), dtype=torch.bfloat16)
+    model.model.norm.to(torch.float32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+    found = models.resolve_with(Workload(model="<live>"), LiveObjects(model=adapted))
+    before = {name: p.dtype for name, p in adapted.named_parameters()}
+    dtype = models.dtype_to_build(found, Precision.BF16)
+    built = models.build(found, device="cpu", weight_dtype=dtype)
+    assert {name: p.dtype for name, p in built.named_parameters()} == before
+    assert models.facts(found)["weights_dtype"] == "bfloat16"
+
+
+def test_an_adapter_may_be_put_on_a_live_model_but_not_on_an_adapter() -> None:
+    plain = AutoModelForCausalLM.from_config(tiny.config("llama"))
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=peft.LoraConfig(r=2, task_type="CAUSAL_LM")))
+    model = models.build(models.resolve_with(workload, LiveObjects(model=plain)), device="cpu")
+    assert adapter_type(model) == "LORA"
+    again = models.resolve_with(workload, LiveObjects(model=model))
+    with refused("has an adapter already", hint="leave the adapter out"):
+        models.build(again, device="cpu")
+
+
+def test_a_live_model_is_not_quantised_here() -> None:
+    workload = Workload(model="<live>", adaptation=adaptation_of(adapter="lora", quantize="4bit"))
+    with refused("models that autofit builds", hint="BitsAndBytesConfig"):
+        models.resolve_with(workload, LiveObjects(model=AutoModelForCausalLM.from_config(tiny.config("llama"))))
+
+
+@pytest.mark.parametrize("said", [{"adapter": "lora", "target": ["nonsense"]}, {"adapter": "ia3", "target": ["nonsense"]}])
+def test_unknown_target_modules_are_refused_with_those_that_there_are(said: dict[str, Any]) -> None:
+    with refused("nonsense", hint="c_attn, c_fc, c_proj"):
+        models.facts(resolved("gpt2", **said))
+
+
+def test_an_architecture_that_peft_does_not_know_asks_for_targets() -> None:
+    with refused("target_modules", hint="all-linear"):
+        models.facts(resolved("vit", adapter="lora"))
+
+
+def test_a_missing_peft_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolved("llama", adapter="lora")
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "peft" else real(name, *a))
+    with refused("need peft, which is not installed", hint="pip install peft"):
+        models.facts(found)
+
+
+def test_what_a_user_has_to_write_down_is_what_differs_from_pefts_defaults() -> None:
+    config = peft.LoraConfig(r=4, target_modules=["v", "q"], use_dora=True)
+    assert config_words(config) == {"class": "LoraConfig", "options": {"r": 4, "target_modules": ["q", "v"], "use_dora": True}}
+
+
+def test_checkpointing_that_a_live_model_brings_is_said() -> None:
+    model = AutoModelForCausalLM.from_config(tiny.config("llama"))
+    assert models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings == ()
+    model.activation_checkpointing_enable()
+    assert "switched on" in models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings[0]
+
+
+def test_frozen_parts_are_part_of_a_live_models_digest() -> None:
+    model = AutoModelForCausalLM.from_config(tiny.config("llama"))
+    before = models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).digest
+    model.get_input_embeddings().requires_grad_(False)
+    assert models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).digest != before
