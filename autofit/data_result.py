@@ -11,7 +11,7 @@ from typing import Any
 
 from autofit.config import TrialConfig
 from autofit.lengths import LengthSummary
-from autofit.trial import TrialRecord
+from autofit.trial import Role, TrialRecord
 
 
 def data_of(model: Mapping[str, Any], records: Sequence[TrialRecord], winner: TrialConfig) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def data_of(model: Mapping[str, Any], records: Sequence[TrialRecord], winner: Tr
         `source`, `columns`, `uneven`, `lengths` (a `LengthSummary`), and for uneven rows `memory_decided_by`
         (`length`, `unit`, `shown`: whether a trial of the winner had a batch of the longest rows) and `padding_share`.
     """
-    seen = [_facts(r) for r in records if r.config == winner and r.measurement is not None]
-    seen = [facts for facts in seen if facts]
+    own = [r for r in records if r.config == winner and r.measurement is not None]
+    seen = [facts for r in own if (facts := _facts(r))]
     described = dict(model.get("data") or {})
     lengths = described.get("lengths") or (seen[0].get("lengths") if seen else None)
     if not lengths:
@@ -37,8 +37,7 @@ def data_of(model: Mapping[str, Any], records: Sequence[TrialRecord], winner: Tr
     found = {**kept, "uneven": uneven, "lengths": lengths}
     if uneven:
         found["memory_decided_by"] = _decided(LengthSummary.from_json(lengths), seen)
-        shares = [facts["padding_share"] for facts in seen if facts.get("padding_share") is not None]
-        found["padding_share"] = statistics.fmean(shares) if shares else None
+        found["padding_share"] = _padding(own)
     return found
 
 
@@ -92,6 +91,13 @@ def _decided(summary: LengthSummary, seen: Sequence[Mapping[str, Any]]) -> dict[
     shown = [facts for facts in seen if facts.get("prelude_steps")]
     lengths = [facts["prelude_longest"] for facts in shown if facts.get("prelude_longest")]
     return {"length": max(lengths, default=summary.longest), "unit": summary.unit, "shown": bool(shown)}
+
+
+def _padding(own: Sequence[TrialRecord]) -> float | None:
+    """Mean share over the runs that timed many batches; a confirmation times few."""
+    counted = [r for r in own if r.role is not Role.CONFIRMATION] or own
+    shares = [share for r in counted if (share := _facts(r).get("padding_share")) is not None]
+    return statistics.fmean(shares) if shares else None
 
 
 def _facts(record: TrialRecord) -> Mapping[str, Any]:

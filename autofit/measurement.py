@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autofit.errors import UserError
-from autofit.uneven import at_mean_size
+from autofit.uneven import BatchSizes, at_mean_batch
 
 BOOTSTRAP_ROUNDS = 200
 
@@ -82,8 +82,7 @@ class Measurement:
         skipped_steps: optimizer steps skipped by the gradient scaler (fp16 overflow).
         losses: training loss per optimizer step, in order; may hold non-finite values.
         tokens_per_sample: mean non-padding tokens per sample in the measured steps; None where tokens make no sense.
-        micro_step_sizes: of each measured micro-step's batch, in one unit, where rows differ in length; empty where batches are alike.
-        mean_size: of an epoch's batches, in that unit; None = not known.
+        sizes: of the batches, where rows differ in length; None where batches are alike.
         facts: what the child saw of each knob (checkpointing active, optimizer class, ...), clocks, pressure.
     """
 
@@ -95,8 +94,7 @@ class Measurement:
     skipped_steps: int = 0
     losses: tuple[float, ...] = ()
     tokens_per_sample: float | None = None
-    micro_step_sizes: tuple[float, ...] = ()
-    mean_size: float | None = None
+    sizes: BatchSizes | None = None
     facts: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -110,21 +108,20 @@ class Measurement:
         if min(self.micro_step_seconds) == 0.0:
             raise UserError("micro_step_seconds must be positive")
         object.__setattr__(self, "losses", tuple(self.losses))
-        object.__setattr__(self, "micro_step_sizes", tuple(float(v) for v in self.micro_step_sizes))
 
     @property
     def uneven(self) -> bool:
         """Whether batches differ in size, so that means count and not medians (see `uneven`)."""
-        return bool(self.micro_step_sizes)
+        return self.sizes is not None
 
     @property
     def typical_micro_seconds(self) -> tuple[float, ...]:
-        """`micro_step_seconds`; of uneven batches, as they would be at the mean size of an epoch's."""
-        return at_mean_size(self.micro_step_seconds, self.micro_step_sizes, self.mean_size) if self.uneven else self.micro_step_seconds
+        """`micro_step_seconds`; of uneven batches, as an epoch's mean batch would have taken."""
+        return self.micro_step_seconds if self.sizes is None else at_mean_batch(self.micro_step_seconds, self.sizes)
 
     @property
     def t_micro(self) -> float:
-        """Seconds of one micro-step: the median, of uneven batches the mean at an epoch's mean size."""
+        """Seconds of one micro-step: the median, of uneven batches the mean of an epoch's."""
         return _middle(self.typical_micro_seconds, mean=self.uneven)
 
     @property
@@ -187,6 +184,7 @@ class Measurement:
         data = {k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}
         data["losses"] = [x if math.isfinite(x) else None for x in self.losses]
         data["facts"] = dict(self.facts) if self.facts is not None else None
+        data["sizes"] = None if self.sizes is None else self.sizes.to_json()
         return {**data, "memory": asdict(self.memory)}
 
     @classmethod
@@ -200,6 +198,8 @@ class Measurement:
             known = {f.name for f in fields(cls)} - {"memory"}
             kept = {k: v for k, v in data.items() if k in known and v is not None}
             kept["losses"] = tuple(math.nan if x is None else float(x) for x in data.get("losses", ()))
+            if "sizes" in kept:
+                kept["sizes"] = BatchSizes.from_json(kept["sizes"])
             counters = {f.name for f in fields(Memory)}
             memory = Memory(**{k: v for k, v in (data.get("memory") or {}).items() if k in counters})
             return cls(**kept, memory=memory)

@@ -97,6 +97,7 @@ class StepClock(TrainerCallback):
         self.skipped = 0
         self.counts: list[BatchCount] = []
         self.prelude_counts: list[BatchCount] = []
+        self.prelude_seconds: list[float] = []  # micro-steps of the prelude's last step
         self._prelude, self._settle, self._warm = prelude_steps, settle_steps, False
         self._busy = busy
         self._batches = 0  # of the loader, that were trained on
@@ -150,6 +151,7 @@ class StepClock(TrainerCallback):
         counts = self._counter.close()
         if self.in_prelude:
             self.prelude_counts += counts
+            self.prelude_seconds = [end - begin for begin, end in zip(self._begins, self._ends)]
             done = self.steps - self.skipped >= self._prelude or self.steps >= self._window.patience_steps
             self._prelude = 0 if done else self._prelude
             self._measured_since = now

@@ -270,5 +270,5 @@ def _measurement(
         losses=tuple(clock.losses),
         tokens_per_sample=tokens_per_sample(clock.counts),
         facts=facts,
-        **measured_sizes(feed, clock),
+        sizes=measured_sizes(feed, clock),
     )

@@ -29,12 +29,13 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSa
 
 from autofit.config import TrialConfig
 from autofit.lengths import Ints, Lengths, spread_order
+from autofit.uneven import BatchSizes
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
 from autofit.workload.token_count import padding_share
 
 PRELUDE_STEPS = 2  #: optimizer steps on the longest batch: optimizer state appears in the first, and is there in the second
-LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 16  #: of uneven batches: pairs that mirror each other
+LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 24  #: of uneven batches: pairs that mirror each other
 LONGER_WINDOW = 3.0  #: times the window of even batches, unless enough micro-steps are there before
 MOST_BATCHES = 16_384  #: of an epoch that are put in order at a time
 STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts over
@@ -42,10 +43,11 @@ STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts ove
 
 @dataclass
 class Plan:
-    """What the sampler gave out: the size of each batch in turn (padded elements), and the mean over all that were drawn."""
+    """What the sampler gave out: the size of each batch in turn (padded elements), and the means over all that were drawn."""
 
     sizes: list[float] = field(default_factory=list)
     mean: float | None = None
+    mean_square: float | None = None
 
 
 class EndlessBatches(Sampler[int]):
@@ -77,7 +79,7 @@ class EndlessBatches(Sampler[int]):
             if sizes is None:
                 yield from batches
                 continue
-            self._plan.mean = float(sizes.mean())
+            self._plan.mean, self._plan.mean_square = float(sizes.mean()), float((sizes**2).mean())
             for number in spread_order(sizes):
                 self._plan.sizes.append(float(sizes[number]))
                 yield batches[number]
@@ -109,6 +111,7 @@ class DataFeed:
         self._in_prelude: Callable[[], bool] = lambda: False
         self.plan = Plan()
         self.shown = 0
+        self.longest: float | None = None
 
     @property
     def uneven(self) -> bool:
@@ -175,6 +178,8 @@ class DataFeed:
     def _longest_batch(self, trainer: Trainer) -> Any:
         assert self.lengths is not None
         rows = list(self.lengths.longest_batch(trainer.args.train_batch_size))
+        sizes = self.lengths.batch_sizes(np.array([rows]))
+        self.longest = None if sizes is None else float(sizes[0])
         dataset = self._loader.dataset
         together = getattr(dataset, "__getitems__", None)
         samples = together(rows) if callable(together) else [dataset[row] for row in rows]
@@ -199,18 +204,25 @@ def uneven_window(window: Window) -> Window:
     )
 
 
-def measured_sizes(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
-    """`micro_step_sizes` and `mean_size` of a measurement; empty for even data, whose batches are alike.
+def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
+    """Sizes of the measured batches; None for even data, whose batches are alike.
 
-    Sizes are the plan's where the sampler's batches were followed, else what the model really got (then the mean of an epoch is not known).
+    They are the plan's where the sampler's batches were followed, else what the model really got (then those of an epoch are not known).
     """
     if not feed.uneven:
-        return {}
-    numbers, planned = clock.samples.batch, feed.plan.sizes
-    if numbers and numbers[-1] < len(planned):
-        return {"micro_step_sizes": tuple(planned[n] for n in numbers), "mean_size": feed.plan.mean}
-    seen = tuple(float(count.padded) for count in clock.counts)
-    return {"micro_step_sizes": seen if len(seen) == len(numbers) else (1.0,) * len(numbers)}
+        return None
+    numbers, plan = clock.samples.batch, feed.plan
+    if not numbers or numbers[-1] >= len(plan.sizes):
+        seen = tuple(float(count.padded) for count in clock.counts)
+        return BatchSizes(measured=seen if len(seen) == len(numbers) else (1.0,) * len(numbers))
+    shown = bool(feed.shown) and feed.longest is not None
+    return BatchSizes(
+        measured=tuple(plan.sizes[number] for number in numbers),
+        mean=plan.mean,
+        mean_square=plan.mean_square,
+        longest=feed.longest if shown else None,
+        longest_seconds=tuple(clock.prelude_seconds) if shown else (),
+    )
 
 
 def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
