@@ -1,0 +1,127 @@
+"""Lengths of live datasets of many kinds, within a bounded time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from autofit.protocol import SCRATCH
+from autofit.workload.data.scan import length_of_row, lengths_of
+from tests.refusals import refused
+from tests.uneven import Sentences, Torn
+
+LENGTHS = [4, 9, 2, 7]
+IDS = [[1] * n for n in LENGTHS]
+
+
+class Rows(Dataset[Any]):
+    """Rows as given."""
+
+    def __init__(self, rows: list[Any], seconds: float = 0.0) -> None:
+        self.rows, self.seconds, self.read = rows, seconds, 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        time.sleep(self.seconds)
+        return self.rows[index]
+
+
+class Stream(IterableDataset[Any]):
+    """A stream has no rows by number."""
+
+    def __iter__(self) -> Any:
+        return iter([{"input_ids": [1]}])
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"input_ids": [1, 2, 3], "labels": 1}, (3, 0, "tokens")),
+        ({"input_ids": torch.ones(5, dtype=torch.int64), "labels": torch.tensor(1)}, (5, 0, "tokens")),
+        ({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, (3, 0, "tokens")),
+        ({"input_ids": [1, 2, 3], "labels": [1, 2, 3, 4, 5]}, (3, 5, "tokens")),
+        ({"input_ids": [1, 2, 3], "length": 30}, (30, 0, "tokens")),
+        ({"attention_mask": [1, 1]}, (2, 0, "tokens")),
+        ({"input_values": np.zeros(1600, dtype=np.float32), "labels": [3, 4]}, (1600, 2, "samples of audio")),
+        ({"input_features": np.zeros((80, 300)), "labels": [1] * 7}, (300, 7, "elements")),
+        ({"length": 12, "text": "abc"}, (12, 0, "tokens")),
+        ({"text": "four", "label": 1}, (4, 0, "characters")),
+        ({"chosen_input_ids": [1] * 4, "rejected_input_ids": [1] * 6}, (10, 0, "elements")),
+        ({"x": torch.zeros(3, 4), "labels": torch.tensor(0.0)}, (13, 0, "elements")),
+        ((torch.zeros(6), 1), (7, 0, "elements")),
+        ({"name": None}, None),
+    ],
+)
+def test_the_length_of_a_row(row: Any, expected: Any) -> None:
+    assert length_of_row(row) == expected
+
+
+@pytest.mark.parametrize("kind", ["list", "torch dataset", "arrow", "selected", "shuffled and sliced", "transformed", "formatted"])
+def test_every_kind_of_dataset_gives_the_same_lengths(kind: str) -> None:
+    rows = [{"input_ids": ids, "labels": 0} for ids in IDS]
+    arrow = datasets.Dataset.from_list(rows)
+    made = {
+        "list": rows,
+        "torch dataset": Rows(rows),
+        "arrow": arrow,
+        "selected": datasets.Dataset.from_list([*rows[::-1], rows[0]]).select([3, 2, 1, 0]),
+        "shuffled and sliced": datasets.concatenate_datasets([arrow, arrow]).select(range(4)),
+        "transformed": arrow.with_transform(dict),
+        "formatted": arrow.with_format("torch"),
+    }[kind]
+    found = lengths_of(made)
+    assert found is not None
+    assert found.inputs.tolist() == LENGTHS
+    assert (found.unit, found.total, found.complete) == ("tokens", 4, True)
+    assert not found.targets.any()
+
+
+def test_targets_and_a_column_of_lengths_are_read_from_arrow() -> None:
+    rows = datasets.Dataset.from_list([{"input_ids": ids, "labels": [1] * 3, "size": 10 * len(ids)} for ids in IDS])
+    found = lengths_of(rows, length_column="size")
+    assert found is not None
+    assert found.inputs.tolist() == [10 * n for n in LENGTHS]
+    assert found.targets.tolist() == [3] * 4
+
+
+def test_a_slow_dataset_is_looked_at_in_part() -> None:
+    found = lengths_of(Rows([{"input_ids": [1] * n} for n in range(1, 401)], seconds=0.01), most_seconds=0.2)
+    assert found is not None
+    assert 1 <= len(found.rows) < 100
+    assert not found.complete
+    assert found.total == 400
+    assert found.inputs.tolist() == [row + 1 for row in found.rows], "lengths belong to their rows"
+
+
+def test_streams_and_rows_without_a_length_say_nothing() -> None:
+    assert lengths_of(Stream()) is None
+    assert lengths_of(Rows([{"name": None}])) is None
+
+
+def test_an_empty_dataset_and_one_that_raises_are_refused() -> None:
+    with refused("dataset is empty"):
+        lengths_of(Rows([]))
+    with refused("raises at row 5: OSError: the shard with this row is truncated"):
+        lengths_of(Torn([3] * 10))
+
+
+def test_a_second_child_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    first, second = Rows([{"input_ids": ids} for ids in IDS]), Rows([{"input_ids": ids} for ids in IDS])
+    found, again = lengths_of(first), lengths_of(second)
+    assert first.read == 4
+    assert second.read == 0
+    assert found is not None
+    assert again is not None
+    assert again.summary() == found.summary()
+    assert lengths_of(Sentences(LENGTHS)) is not None
