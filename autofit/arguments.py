@@ -25,6 +25,8 @@ KNOWN_DEFAULTS: Mapping[str, Any] = {
     "fp16": False,
     "tf32": None,
     "optim": "adamw_torch_fused",
+    "torch_compile": False,
+    "use_liger_kernel": False,
 }
 
 

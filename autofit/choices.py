@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.arguments import KNOWN_DEFAULTS
 from autofit.capabilities import Capabilities, precision_problem
-from autofit.config import TrialConfig
+from autofit.config import Precision, TrialConfig
 from autofit.device import Device
 from autofit.errors import UserError
 from autofit.extras import widen
@@ -47,7 +47,20 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
         keep_numerics=spec.keep_numerics,
         reference_optim=reference_optim(spec, facts),
     )
-    return replace(space, notes=(*space.notes, *wider.notes))
+    return replace(_without_hidden_tf32(space, capabilities), notes=(*space.notes, *wider.notes))
+
+
+def _without_hidden_tf32(space: Space, capabilities: Capabilities) -> Space:
+    """Compiled fp32 is tf32 on a card that has it: transformers and accelerate switch it on, whatever `tf32` says."""
+    if capabilities.device_kind != "cuda" or Precision.TF32 not in capabilities.precisions:
+        return space
+    hidden = {c for c in space.configs if c.precision is Precision.FP32 and dict(c.extra).get("torch_compile")}
+    if not hidden:
+        return space
+    reason = "transformers and accelerate switch tf32 on for compiled models: it is searched as tf32"
+    removal = Removal(knob="torch_compile", value="in fp32", reason=reason)
+    kept = tuple(c for c in space.configs if c not in hidden)
+    return Space(configs=kept, removals=(*space.removals, removal), notes=space.notes)
 
 
 def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:

@@ -171,7 +171,8 @@ class TuneResult:
     @property
     def model_arguments(self) -> dict[str, Any]:
         """Keywords that the winner needs in `from_pretrained`; empty for most."""
-        return model_arguments(self.best.config)
+        asked = self.spec.workload.attn_implementation
+        return {**({"attn_implementation": asked} if asked else {}), **model_arguments(self.best.config)}
 
     def training_arguments(self, output_dir: str, **more: Any) -> TrainingArguments:
         """Return ready `transformers.TrainingArguments`: of the user's own class, with its other fields, where live `args` were tuned.
