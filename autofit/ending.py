@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from autofit.errors import NothingFits, SearchFailed
+from autofit.predict import is_memory_failure
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
@@ -37,6 +38,17 @@ def search_failed(failed: Sequence[TrialRecord]) -> SearchFailed:
         hint = "give trials more time with --trial-timeout, or search a smaller model"
     traceback = first.traceback or first.log_tail or ""
     return SearchFailed(f"{who}: {first.message}", traceback=traceback, hint=hint)
+
+
+def nothing_sound(records: Sequence[TrialRecord]) -> SearchFailed | None:
+    """The error where trials ran and fitted, and none of them trained soundly; None where memory had a part in it."""
+    infeasible = [r for r in records if r.outcome is Outcome.INFEASIBLE and r.failure is not None]
+    if not infeasible or any(is_memory_failure(r) for r in infeasible):
+        return None
+    first = infeasible[0].failure
+    assert first is not None
+    hint = "allow --precision fp32" if first.reason is Reason.DEPARTS_FROM_FP32 else "look at the loss of this training in fp32 first"
+    return SearchFailed(f"no configuration trains soundly: {first.message}", traceback="", hint=hint)
 
 
 def nothing_fits(

@@ -102,7 +102,8 @@ class Search:
         try:
             if not interrupted:
                 self._playoff()
-                confirmed = self._settle()
+                confirmed = self._confirm()
+                confirmed = self._checked(confirmed)
         except OutOfBudget as reason:
             self._stopped += f"; {reason} before the confirmation"
         except KeyboardInterrupt:
@@ -317,9 +318,8 @@ class Search:
             self._search_on()
         return False
 
-    def _settle(self) -> bool:
-        """Confirm the winner and have it checked; one whose precision is unsound makes place for the next."""
-        confirmed = self._confirm()
+    def _checked(self, confirmed: bool) -> bool:
+        """Have the winner checked; one whose precision is unsound makes place for the next. Return whether the last is confirmed."""
         while self._check is not None and estimates(self._candidates):
             winner = self._verdict().winner
             failure = self._check(winner, self._records, self._budget.seconds_left)
@@ -378,6 +378,9 @@ class Search:
                 f"{self._stopped}, and no trial has completed; {left} configurations were not tried",
                 hint="give it more --trials or --timeout, or smaller batches with --batch-size",
             )
+        unsound = ending.nothing_sound(self._records)
+        if unsound is not None:
+            raise unsound
         predicted = [bytes_ for c in self._space.configs if (bytes_ := self._eligible.predicted_bytes(c)) is not None]
         terms = self._terms
         raise ending.nothing_fits(

@@ -21,7 +21,7 @@ from autofit.checking import (
     unsound_precision,
 )
 from autofit.config import Precision, TrialConfig
-from autofit.errors import WorkerError
+from autofit.errors import SearchFailed, WorkerError
 from autofit.search import Search
 from autofit.soundness_check import SoundnessCheck
 from autofit.testing import simulated_landscape
@@ -231,6 +231,16 @@ def checked_search(*unsound: Precision) -> tuple[Play, list[TrialConfig]]:
     search: Search = play.search
     search._check = check
     return play, asked
+
+
+def test_where_nothing_is_sound_that_is_the_error() -> None:
+    """The space is the precision that departs; the baseline outside it is no answer."""
+    landscape = simulated_landscape(8, precisions=(Precision.BF16,))
+    play = prepare(landscape, sampler="grid")
+    play.search._check = lambda winner, records, seconds: Failure(reason=Reason.DEPARTS_FROM_FP32, message="it departs")
+    with pytest.raises(SearchFailed, match="^no configuration trains soundly: it departs") as caught:
+        play.run()
+    assert "fp32" in str(caught.value.hint)
 
 
 class TestSearch:
