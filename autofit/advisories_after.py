@@ -8,18 +8,16 @@ from autofit.config import TrialConfig
 from autofit.evaluation import Evaluation, batch_of
 from autofit.loader import kept_settings
 from autofit.result import Warning
-from autofit.trial import EVAL_BATCH, Outcome, Role, TrialRecord
+from autofit.trial import EVAL_BATCH, Role, TrialRecord
 
 
 def of_loader(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warning]:
-    """Settings of the loader that could not be tried, each with its cause."""
+    """Settings of the loader that came late, or that could not be tried, each with its cause."""
     found: dict[str, str] = {}
     for record in records:
-        if record.role is Role.LOADER and record.outcome is not Outcome.COMPLETED and record.failure is not None:
-            settings = ", ".join(f"{name}={value}" for name, value in kept_settings(record.config))
-            if not record.interrupted:
-                found.setdefault(settings, record.failure.message)
-    return [
+        if record.role is Role.LOADER and record.failure is not None and not record.interrupted:
+            found.setdefault(_settings(record.config), record.failure.message)
+    failed = [
         Warning(
             code="loader_failed",
             message=f"the data loader did not work with {settings}: {cause}",
@@ -27,6 +25,23 @@ def of_loader(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warni
         )
         for settings, cause in found.items()
     ]
+    return [*_late(winner), *failed]
+
+
+def _late(winner: TrialConfig) -> list[Warning]:
+    if not kept_settings(winner):
+        return []
+    return [
+        Warning(
+            code="loader_late",
+            message="the configurations were compared while the loader held them back: another may be faster now that it does not",
+            next_step=f"search once more with {_settings(winner)} in your own TrainingArguments",
+        )
+    ]
+
+
+def _settings(config: TrialConfig) -> str:
+    return ", ".join(f"{name}={value}" for name, value in kept_settings(config))
 
 
 def of_evaluation(evaluation: Evaluation | None) -> list[Warning]:

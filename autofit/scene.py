@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit import nvml
-from autofit.adaptation import refuse_on_device
+from autofit.adaptation import Adaptation, refuse_on_device
 from autofit.arguments import KNOWN_DEFAULTS
 from autofit.choices import capabilities_of as capabilities_of
 from autofit.choices import recorded_space
@@ -145,7 +145,10 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
         return None
     try:
         workload = Workload(
-            model=str(spec.get("model") or ""), task=spec.get("task"), seq_len=spec.get("seq_len")
+            model=str(spec.get("model") or ""),
+            task=spec.get("task"),
+            seq_len=spec.get("seq_len"),
+            adaptation=Adaptation.from_json(spec["adaptation"]) if spec.get("adaptation") else None,
         )
         with asking(workload) as (facts, ask):
             return predictor_for(
@@ -224,6 +227,8 @@ def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
     own = {} if script is None else {"script": f"{shown(without_secrets(script))} {(model.get('script') or {}).get('digest')}"}
     if model.get("adapter") or model.get("quantization"):
         own |= {name: software[name] for name in ("peft", "bitsandbytes") if name in software}
+    if model.get("training"):
+        own |= {"training": model["training"]}
     return {
         **own,
         "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),

@@ -36,6 +36,6 @@ class Points(Dataset):
         return {"x": self.x[index], "labels": self.x[index].sum()}
 
 
-result = autofit.tune(TwoLayers(), effective_batch=32, train_dataset=Points(), optim="adamw_torch_fused,adafactor", trials=6)
+result = autofit.tune(TwoLayers(), effective_batch=32, train_dataset=Points(), optim="adamw_torch_fused,adafactor", trials=6, timeout="45s")
 print(f"fastest: {result.best.config.label()}")
 print(f"arguments to write down: {result.arguments}")

@@ -301,6 +301,41 @@ def test_a_dataset_that_workers_cannot_read_is_a_warning() -> None:
     assert result.confirmed
 
 
+class HangingRows(SlowRows):
+    """Notes the process that reads it, which then never comes back."""
+
+    def __init__(self, notes: Path) -> None:
+        super().__init__()
+        self._notes = notes
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if get_worker_info() is not None:
+            (self._notes / str(os.getpid())).touch()
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_trial_that_is_ended(tmp_path: Path) -> None:
+    result = tune(training.Straight(), **ONE, train_dataset=HangingRows(tmp_path), trial_timeout="5s")
+    assert result.confirmed
+    assert "no answer within 5 s" in message(result, "loader_failed")
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in workers if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended and waits for its parent to ask does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 # -- what is wrong with them ------------------------------------------------------------------------------------------
 
 

@@ -162,3 +162,27 @@ def test_students_quantile_falls_towards_the_normal_one() -> None:
     assert 1.96 < quantiles[-1] < 1.97
     with pytest.raises(ValueError, match="degree of freedom"):
         t_quantile(0)
+
+
+def test_batches_of_workers_come_in_bursts_and_count_by_their_mean() -> None:
+    bursts = (0.2, 0.0, 0.2, 0.0, 0.2)
+    plain = Measurement(micro_step_seconds=(0.1,) * 5, fetch_seconds=bursts)
+    workers = Measurement(
+        micro_step_seconds=(0.1,) * 5, fetch_seconds=bursts, facts={"loader": {"dataloader_num_workers": 2}}
+    )
+    assert plain.fetch_blocks == bursts
+    assert plain.t_fetch == 0.2
+    assert workers.fetch_blocks == (0.1, 0.1)
+    assert workers.t_fetch == pytest.approx(0.1)
+    speed = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    assert workers.samples_per_second(**speed) == pytest.approx(5.0)
+    interval = workers.interval(**speed)
+    assert interval.low == pytest.approx(interval.high)
+
+
+@pytest.mark.parametrize("facts", [None, {}, {"loader": None}, {"loader": {"dataloader_num_workers": None}}])
+def test_a_record_without_a_word_on_its_loader_has_no_workers(facts: dict[str, object] | None) -> None:
+    measurement = Measurement(micro_step_seconds=(0.1,), fetch_seconds=(0.2, 0.3), facts=facts)
+    assert measurement.loader_workers == 0
+    assert measurement.t_fetch == 0.25
+    assert Measurement(micro_step_seconds=(0.1,), facts={"loader": {"dataloader_num_workers": 4}}).t_fetch == 0.0

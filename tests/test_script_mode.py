@@ -419,6 +419,32 @@ def test_a_script_that_ends_its_own_process_is_refused_in_one_line(place: Place)
     assert getattr(caught.value, "traceback", "").endswith("goodbye")
 
 
+def test_a_scripts_own_evaluation_is_tried_and_its_data_is_named(place: Place) -> None:
+    evaluates = """
+        def metrics(prediction):
+            return {"rows": len(prediction.predictions)}
+        Trainer(model=model(), args=args, train_dataset=rows, eval_dataset=rows[:5], compute_metrics=metrics).train()
+    """
+    place.script(evaluates)
+    assert place.describe()["script"]["evaluation"] == {"batch_size": 8, "data": "list of 5 rows"}
+    result = place.run(CONFIG.but(extra=(("per_device_eval_batch_size", 2),)), evaluate=True, optimizer_steps=2)
+    assert result.measurement is not None, result.failure
+    found = (result.measurement.facts or {})["evaluation"]
+    assert (found["batch"], found["batches"], found["rows"], found["loss_only"]) == (2, 3, 5, False)
+    place.script(TRAIN)
+    assert place.describe()["script"]["evaluation"] is None
+
+
+def test_workers_of_the_loader_reach_a_script(place: Place) -> None:
+    place.script(TRAIN)
+    result = place.run(CONFIG.but(extra=(("dataloader_num_workers", 2), ("dataloader_prefetch_factor", 3))))
+    assert result.measurement is not None, result.failure
+    loader = (result.measurement.facts or {})["loader"]
+    assert loader["dataloader_num_workers"] == result.measurement.loader_workers == 2
+    assert loader["dataloader_prefetch_factor"] == 3
+    assert loader["wait_seconds"] > 0
+
+
 def test_a_training_that_another_callback_ends_is_no_measurement(place: Place) -> None:
     place.script("""
         from transformers import TrainerCallback

@@ -168,7 +168,7 @@ def test_a_search_leaves_the_model_and_the_world_as_they_were(
 # -- where the caller's code is ---------------------------------------------------------------------------------------
 
 SCRIPT = """
-import torch, autofit
+import torch, transformers, autofit
 with open("ran.txt", "a") as handle:
     handle.write("once\\n")
 print("the body runs")
@@ -183,12 +183,22 @@ class Rows(torch.utils.data.Dataset):
         return 8
     def __getitem__(self, index):
         return {"x": torch.ones(8), "labels": torch.tensor(0.0)}
+class Counter(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        assert kwargs["processing_class"].SHIFT == SHIFT
+class Own(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        return (loss * SHIFT, outputs) if return_outputs else loss * SHIFT
+class Processing:
+    SHIFT = 1.0
 SHIFT = 1.0
 def build():
     return Net(8)
 result = autofit.tune(%s, effective_batch=4, batch_size=4, device="cpu", memory="2GiB", precision="fp32",
-                      optim="adamw_torch_fused", checkpointing=False, train_dataset=Rows())
-print("answer", result.best.config.effective_batch(), result.confirmed)
+                      optim="adamw_torch_fused", checkpointing=False, train_dataset=Rows(), eval_dataset=Rows(),
+                      trainer_cls=Own, callbacks=[Counter()], processing_class=Processing())
+print("answer", result.best.config.effective_batch(), result.confirmed, result.evaluation.fits)
 """
 NOTEBOOK = """
 import sys, types
@@ -219,7 +229,7 @@ def test_code_in_main_needs_no_guard_and_runs_once(how: str, model: str, tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["the body runs", "answer 4 True"]
+    assert done.stdout.splitlines() == ["the body runs", "answer 4 True 8"]
     assert (tmp_path / "ran.txt").read_text() == "once\n"
 
 

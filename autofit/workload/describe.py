@@ -24,6 +24,7 @@ from autofit.workload import models
 from autofit.workload.data.facts import describe_data
 from autofit.workload.evaluation import data_label
 from autofit.workload.script_facts import describe_script
+from autofit.workload.surroundings import training_facts
 from autofit.workload.user_arguments import argument_defaults, class_of, own_class, scalars, trained_as
 
 PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy", "peft", "trl")
@@ -103,6 +104,7 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     facts |= describe_data(resolved)
     objects = resolved.objects
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
+    facts |= {} if objects is None else training_facts(objects.extra)
     if objects is not None and objects.extra.get("eval_dataset") is not None:
         facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])
     if (objects is None or objects.train_dataset is None) and (resolved.task is None or resolved.config is None):

@@ -207,7 +207,10 @@ def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict
     if not request.evaluate:
         return {}
     channel.enter("evaluate")
-    return {"evaluation": evaluate(trainer)}
+    try:
+        return {"evaluation": evaluate(trainer)}
+    finally:
+        channel.phase = "evaluate"  # the clock's hooks have named others meanwhile
 
 
 def attached_clock(

@@ -1,0 +1,46 @@
+"""What is around a live model: Trainer class, callbacks, processing class and the arguments that are kept. Records made in other surroundings must not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.workload.digests import digest_of
+
+#: beginnings of arguments that say where and when to write, report or evaluate: a trial does none of it
+NOT_MEASURED = (
+    "output_dir", "logging_", "log_", "save_", "eval_", "per_device_eval", "do_", "hub_", "push_", "report_", "run_name", "project",
+    "load_best", "metric_for", "greater_is", "resume_", "disable_tqdm", "num_train_epochs", "max_steps", "seed", "data_seed",
+)  # fmt: skip
+
+
+def training_facts(extra: Mapping[str, Any]) -> dict[str, str]:
+    """`training`, a label and a digest of what the user put around the model; empty where there is nothing.
+
+    Args:
+        extra: the live objects beside model, data and collator.
+    """
+    named = [extra.get("trainer_cls"), *(extra.get("callbacks") or ()), extra.get("processing_class")]
+    names = [_class_name(thing) for thing in named if thing is not None]
+    arguments = {k: v for k, v in (extra.get("arguments") or {}).items() if not k.startswith(NOT_MEASURED)}
+    further = extra.get("trainer_arguments") or {}
+    if not names and not arguments and not further:
+        return {}
+    label = ", ".join(name.rpartition(".")[2] for name in names) or "Trainer"
+    return {"training": f"{label} {digest_of([names, _told(arguments), _told(further)])}"}
+
+
+def _class_name(thing: Any) -> str:
+    cls = thing if isinstance(thing, type) else type(thing)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _told(value: Any) -> Any:
+    """A value as JSON that is the same in every process: plain data as it is, anything else by the name of its class."""
+    if isinstance(value, Mapping):
+        return {str(k): _told(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
+    if isinstance(value, list | tuple):
+        return [_told(v) for v in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return getattr(value, "__qualname__", None) or _class_name(value)

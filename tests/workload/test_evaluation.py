@@ -1,0 +1,132 @@
+"""The child's part of an evaluation: the longest rows first, and what piles up counted where it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from autofit.workload.evaluation import data_label, evaluate, longest_rows, nested_bytes
+from tests.refusals import refused
+
+LENGTHS = [3, 9, 1, 7, 9, 2]
+ROWS = [{"input_ids": [1] * n, "labels": n % 2} for n in LENGTHS]
+MODEL = BertConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=4)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, lambda: datasets.Dataset.from_list(ROWS)], ids=["list", "table"])
+def test_the_longest_rows_come_first(make: Any) -> None:
+    found, longest = longest_rows(make(), 4)
+    assert [len(found[i]["input_ids"]) for i in range(len(found))] == [9, 9, 7, 3]
+    assert longest == 9
+    everything, _ = longest_rows(make(), 100)
+    assert len(everything) == len(ROWS)
+
+
+def test_a_stream_gives_its_first_rows() -> None:
+    found, longest = longest_rows(Stream(), 2)
+    assert list(found) == ROWS[:2]
+    assert longest is None
+
+
+def test_a_set_without_rows_is_refused() -> None:
+    with refused("the evaluation dataset is empty"):
+        longest_rows([], 2)
+
+
+def test_nested_results_are_counted_whole() -> None:
+    one = torch.zeros(2, 3)
+    assert nested_bytes((one, [one, {"x": one.half()}], None)) == 24 + 24 + 12
+
+
+def test_data_has_a_short_label() -> None:
+    assert data_label(ROWS) == "list of 6 rows"
+    assert data_label(Stream()) == "Stream of unknown length"
+    assert data_label({"a": ROWS[:1], "b": Stream()}) == "a: list of 1 rows, b: Stream of unknown length"
+
+
+def trainer(tmp_path: Path, *, eval_dataset: Any, **more: Any) -> Trainer:
+    options = {"per_device_eval_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_"))}
+    model = BertForSequenceClassification(MODEL)
+    made = Trainer(
+        model=model,
+        args=TrainingArguments(str(tmp_path), **options, **arguments),
+        eval_dataset=eval_dataset,
+        data_collator=padded,
+        **more,
+    )
+    made.remove_callback(type(made.callback_handler.callbacks[-1]))
+    return made
+
+
+def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    longest = max(len(row["input_ids"]) for row in rows)
+    ids = [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows]
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def count(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+    return {"rows": float(len(prediction.predictions))}
+
+
+LOSS = 4  #: one float a row (the loss is repeated for each)
+KEPT = {
+    "the loss only": ({}, LOSS),
+    "logits and labels": ({"compute_metrics": count}, LOSS + 4 * 4 + 8),
+    "the loss only, by argument": ({"compute_metrics": count, "prediction_loss_only": True}, LOSS),
+    "what the logits are made": (
+        {"compute_metrics": count, "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)},
+        LOSS + 8 + 8,
+    ),
+    "metrics by batch": ({"compute_metrics": count, "batch_eval_metrics": True}, LOSS),
+    "inputs too": ({"compute_metrics": count, "include_for_metrics": ["inputs"]}, LOSS + 4 * 4 + 8 + 9 * 8),
+}
+
+
+@pytest.mark.parametrize("what", sorted(KEPT))
+def test_what_is_gathered_is_counted(what: str, tmp_path: Path) -> None:
+    more, expected = KEPT[what]
+    found = evaluate(trainer(tmp_path, eval_dataset=ROWS, **more))
+    assert found["gathered_bytes_per_row"] == expected
+    assert (found["batch"], found["batches"], found["rows"], found["longest"]) == (2, 3, 6, 9)
+    assert found["loss_only"] is ("compute_metrics" not in more or "prediction_loss_only" in more)
+    assert found["metric_error"] is None
+
+
+def test_the_users_settings_come_with_it(tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset=ROWS, eval_accumulation_steps=3, eval_do_concat_batches=False))
+    assert found["accumulation_steps"] == 3
+    assert found["concatenates"] is False
+
+
+def test_every_set_is_evaluated_and_the_largest_counts(tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset={"few": ROWS[:1], "many": ROWS}, compute_metrics=count))
+    assert found["rows"] == 6
+    assert found["gathered_bytes_per_row"] == LOSS + 4 * 4 + 8
+
+
+def test_metrics_that_raise_are_said_and_memory_errors_are_not_swallowed(tmp_path: Path) -> None:
+    def fails(prediction: Any) -> dict[str, float]:
+        raise ZeroDivisionError("no positives")
+
+    def exhausts(prediction: Any) -> dict[str, float]:
+        raise MemoryError
+
+    found = evaluate(trainer(tmp_path, eval_dataset=ROWS, compute_metrics=fails))
+    assert found["metric_error"] == "ZeroDivisionError: no positives"
+    made = trainer(tmp_path, eval_dataset=ROWS, compute_metrics=exhausts)
+    with pytest.raises(MemoryError):
+        evaluate(made)
+    assert made.compute_metrics is exhausts
