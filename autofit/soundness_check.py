@@ -55,8 +55,8 @@ class SoundnessCheck:
             records: all trials, which show what fits.
             seconds: what is left of the search's time; None = no limit.
         """
-        precision = winner.precision not in self._compared and self._full_weights
-        split = not self._split_done and self._full_weights and _splits(winner, records)
+        precision = winner.precision not in self._compared
+        split = not self._split_done and _splits(winner, records)
         if not (precision or split):
             return None
         reason, batch = self._why_not(seconds), batch_for(winner, records)
@@ -70,6 +70,8 @@ class SoundnessCheck:
         return self._run(winner, batch, split=split, precision=precision, seconds=seconds)
 
     def _why_not(self, seconds: float | None) -> str | None:
+        if not self._full_weights:
+            return "the model's own weights are not float32, so that there is nothing exact to compare with"
         if self._script:
             return "a script builds its own Trainer: its splits and precisions are not compared"
         if seconds is not None and seconds < SHORTEST_SECONDS:

@@ -201,8 +201,10 @@ class TestWhen:
     @pytest.mark.parametrize("facts", [{"weights_dtype": "bfloat16"}, {"quantization": "4bit"}])
     def test_a_model_without_fp32_weights_has_nothing_to_be_compared_with(self, facts: dict[str, Any]) -> None:
         asked = Asked(answer())
-        assert SoundnessCheck(asked, ORDER, facts=facts)(WINNER, [ran(8)], None) is None
+        check = SoundnessCheck(asked, ORDER, facts=facts)
+        assert check(WINNER, [ran(8)], None) is None
         assert asked.orders == []
+        assert "not float32" in check.summary["skipped"]
 
     def test_it_takes_no_longer_than_is_left(self) -> None:
         asked = Asked(answer(asked=2.0))
