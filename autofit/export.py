@@ -142,6 +142,9 @@ def model_note(result: TuneResult) -> str | None:
     """What to mind when the model is loaded, where no line can say it; None when nothing."""
     if model_line(result) is not None:
         return None
+    quantised = quantization_config(result)
+    if quantised is not None:
+        return f"load your model with quantization_config={quantised}, as in the trials"
     loaded = {name: value for name, value in result.model_arguments.items() if result.model.get(f"weights_{name}") != value}
     if loaded:
         listed = ", ".join(f"{name}={_literal(value)}" for name, value in loaded.items())

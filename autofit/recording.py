@@ -165,7 +165,9 @@ class Recording:
 
 def _described(spec: SearchSpec, facts: dict[str, Any]) -> dict[str, Any]:
     """What was recorded, as the file says it; a file with other values is another landscape."""
+    adaptation = spec.workload.adaptation
     return {
+        **({} if adaptation is None else {"adaptation": adaptation.to_json()}),
         "model": spec.workload.model,
         "digest": facts["model"]["digest"],
         "task": facts["model"]["task"],

@@ -18,6 +18,7 @@ RUNS = {
     "tune_by_name.py": (["--trials", "3"], "loss after 3 steps"),
     "tune_your_model.py": ([], "arguments to write down"),
     "tune_a_trainer_subclass.py": ([], "samples/s"),
+    "lora_on_a_decoder.py": (["--trials", "2"], "loss after 3 steps"),
     "replay_a_landscape.py": (["grid.json"], "regret against the best"),
     "train_with_the_answer.py": (["best.json", "--rows", "64"], "trained 4 optimizer steps of 16 samples"),
 }
