@@ -57,6 +57,10 @@ def command(
         raise UserError("--study and --output name the same file", hint="give them different names")
     if script and replay is not None:
         raise UserError("--replay and a script were both given", hint="a recorded grid needs no script")
+    if replay is not None and values.get("eval_batch_size") is not None:
+        raise UserError(
+            "--replay and --eval-batch-size were both given: a recorded grid holds no evaluation", hint="leave one of them out"
+        )
     landscape = Landscape.load(replay) if replay is not None else None
     if landscape is not None:
         values["effective_batch"] = values.get("effective_batch") or landscape.effective_batch

@@ -34,12 +34,11 @@ class Head(IterableDataset[Any]):
         return itertools.islice(iter(self._stream), self._rows)
 
 
-def evaluate(trainer: Trainer, *, rows_from: Any = None) -> dict[str, Any]:
+def evaluate(trainer: Trainer) -> dict[str, Any]:
     """Evaluate a few batches of the longest rows and say what was gathered; out of memory and all else is raised.
 
     Args:
-        trainer: after some optimizer steps.
-        rows_from: data to evaluate on where the Trainer has no `eval_dataset`; None = its training data.
+        trainer: after some optimizer steps; one without an `eval_dataset` evaluates on its training data.
 
     Returns:
         `batch`, `batches`, `rows` (of the largest whole evaluation set; None for a stream), `longest`, `gathered_bytes_per_row`,
@@ -47,7 +46,7 @@ def evaluate(trainer: Trainer, *, rows_from: Any = None) -> dict[str, Any]:
         `compute_metrics`, on these rows), `seconds`.
     """
     args = trainer.args
-    given = trainer.eval_dataset if trainer.eval_dataset is not None else rows_from or trainer.train_dataset
+    given = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     sets = given if isinstance(given, Mapping) else {"": given}
     batch = args.eval_batch_size
     picked = {name: longest_rows(data, batch * BATCHES) for name, data in sets.items()}

@@ -118,7 +118,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
         make_ready(trainer, training.model, config)
         effects = EffectWitness(trainer, config)
         witness = KnobWitness(training.model, order.device, own_optimizer=ignores_optim(trainer), effects=effects)
-        loader = LoaderWatch(trainer, rows=None, user_data=True)
+        loader = LoaderWatch(trainer, rows=rows_of(trainer), user_data=True)
         feed = feed_of(trainer, config, user_data=True)
         clock = attached_clock(trainer, feed, request, channel, meter, effects)
         trainer.add_callback(LeaveWhenStopped())

@@ -87,6 +87,8 @@ AT_ONCE: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*SEARCH, "--seq-len", "0"), ("sequence length",)),
     ((*SEARCH, "--trials", "0"), ("trials",)),
     ((*SEARCH, "--tolerance", "2"), ("tolerance",)),
+    ((*SEARCH, "--eval-batch-size", "0"), ("evaluation batch", "0")),
+    (("search", "--replay", "grid.json", "--eval-batch-size", "8"), ("--eval-batch-size", "no evaluation")),
     ((*SEARCH, "--device", "gpu7"), ("gpu7", "cuda:N")),
     ((*SEARCH, "--device", "cuda:x"), ("cuda:x",)),
     ((*SEARCH, "--output", "nowhere/best.json"), ("nowhere",)),
