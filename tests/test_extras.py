@@ -140,17 +140,16 @@ class TestBeliefs:
 
     def test_what_keeps_no_less_by_construction(self) -> None:
         plain = make_config(8)
-        every = {n: plain.but(gradient_checkpointing=True, extra=(("every_n_layers", n),)) for n in (2, 3, 4)}
         full = plain.but(gradient_checkpointing=True)
-        offloaded = full.but(extra=(("offload", True),))
-        chain = [plain, every[4], every[2], full, offloaded]
-        for i, more in enumerate(chain):
-            for less in chain[i:]:
-                assert keeps_no_less(more, less), (more.label(), less.label())
-            assert not any(keeps_no_less(less, more) for less in chain[i + 1 :])
-        assert not keeps_no_less(every[3], every[2])
+        ways = [full, *(full.but(extra=pairs) for pairs in ((("every_n_layers", 2),), (("offload", True),)))]
+        for way in ways:
+            assert keeps_no_less(way, way)
+            assert keeps_no_less(plain, way)
+            assert dominates(plain, way)
+            assert not keeps_no_less(way, plain)
+            assert not any(keeps_no_less(way, other) for other in ways if other != way)
         assert not keeps_no_less(plain.but(extra=EAGER), full)
-        assert dominates(plain, every[2])
+        assert keeps_no_less(plain.but(extra=EAGER), full.but(extra=(*EAGER, ("every_n_layers", 2))))
 
     def test_one_trial_teaches_about_other_extras_but_leaves_them_open(self) -> None:
         """Neither identical nor unrelated: the level is shared, the factor is not."""
@@ -269,3 +268,30 @@ def test_the_knobs_of_the_readme_and_the_help_are_all_there_are() -> None:
 
     readme = (Path(autofit.__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     assert f"--tune {','.join(KNOBS)}" in readme
+
+
+@pytest.mark.slow
+def test_attention_and_part_of_the_layers_are_traced_and_the_rest_says_why_not() -> None:
+    from autofit.estimation import asking
+    from autofit.laws import Setting, collect, law_class
+
+    plain = make_config(8, precision=Precision.BF16)
+    checkpointed = plain.but(gradient_checkpointing=True)
+    traced = (plain, plain.but(extra=EAGER), checkpointed, checkpointed.but(extra=(("every_n_layers", 2),)))
+    others = {
+        plain.but(extra=COMPILED): "torch.compile fuses operators",
+        checkpointed.but(extra=(("offload", True),)): "pinned host memory",
+        plain.but(extra=(("attn_implementation", "flash_attention_2"),)): "kernels of its own",
+    }
+    workload = Workload(model="bert-tiny", seq_len=128)
+    with asking(workload) as (described, ask):
+        setting = Setting(workload=workload, facts=described)
+        found = collect(setting, (*traced, *others), ask)
+        laws = [found[law_class(setting, config)].laws for config in traced]
+        peaks = [law.memory.predict(64).peak_allocated_bytes for law in laws if law is not None]
+        assert len(peaks) == 4
+        assert peaks[1] > peaks[0] > max(peaks[2:])
+        assert peaks[2] != peaks[3]
+        for config, reason in others.items():
+            assert found[law_class(setting, config)].laws is None
+            assert reason in str(found[law_class(setting, config)].reason)

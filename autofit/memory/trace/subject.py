@@ -28,6 +28,7 @@ from autofit.workload.quantised import CLASSES
 from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
+OWN_KERNELS = ("flash_attention", "flex_attention")
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
 QUANTISED = "quantised layers run kernels of bitsandbytes, which have no fake counterpart"
 
@@ -94,6 +95,8 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
     attention = model_arguments(request.config).get(
         "attn_implementation", request.workload.attn_implementation
     )
+    if attention is not None and attention.startswith(OWN_KERNELS):
+        raise TraceUnavailable(f"{attention} runs kernels of its own, which have no fake counterpart")
     options: dict[str, Any] = {"weight_dtype": weight_dtype, "attn_implementation": attention}
     objects = resolved.objects
     live = objects is not None and objects.is_live
