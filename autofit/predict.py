@@ -25,7 +25,8 @@ from autofit.posterior import Array
 from autofit.trial import Outcome, Reason, TrialRecord
 
 NORMAL_95 = 1.96
-_SHARED = {"all": 0.2, "class": 0.5, "own": 0.3}  # shares of the variance of a prediction's relative error
+CONTEXT_SHARE = 0.5  #: of the smallest prediction's error, that may be the context's
+_SHARED = {"all": 0.3, "class": 0.45, "own": 0.25}  # shares of the variance of a prediction's relative error
 _LEAST_ERROR = 1e-3  # of the limit: below this a prediction is as good as exact
 _MEMORY_REASONS = (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)
 
@@ -177,8 +178,9 @@ class MemoryBelief:
         if not seen:
             return np.zeros(len(rows)), np.ones(len(rows))
         classes = [_memory_class(self._configs[row]) for row in rows]
-        # The context is one number of bytes for all, as large as the smallest error; what is left of an error grows with its configuration.
-        offset = float(spread.min())
+        # The context is one number of bytes for all: no more than half of the smallest error is taken for its; what is left of an
+        # error grows with its configuration.
+        offset = CONTEXT_SHARE * float(spread.min())
         relative = np.sqrt(np.maximum(spread**2 - offset**2, 0.0))
         shares = _SHARED["all"] + _SHARED["class"] * same(classes) + _SHARED["own"] * np.eye(len(rows))
         joint = offset**2 + shares * np.outer(relative, relative)
