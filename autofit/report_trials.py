@@ -66,7 +66,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
         legend.append(f"~ changes the mathematics of training ({result.reference_optim})")
     if any(row[-1] for row in rows):
         legend.append("error: of the predicted memory")
-    return [*lines, *more(len(ranked) - len(rows)), f"  {'; '.join(legend)}"]
+    return [*lines, *more(len(ranked) - len(rows)), *wrapped("; ".join(legend), width, indent="  ")]
 
 
 def _measured_row(

@@ -96,11 +96,12 @@ def relative_departure(losses: Sequence[float], reference: Sequence[float]) -> f
 
 
 def departed(records: Iterable[TrialRecord]) -> frozenset[Precision]:
-    """Precisions that were found to depart from fp32: no configuration in them is sound."""
+    """Precisions that were found to depart from fp32: no configuration in them is sound. fp32 cannot depart from itself."""
     return frozenset(
         r.config.precision
         for r in records
-        if r.outcome is Outcome.INFEASIBLE and r.failure is not None and r.failure.reason is Reason.DEPARTS_FROM_FP32
+        if r.config.precision is not Precision.FP32
+        and r.outcome is Outcome.INFEASIBLE and r.failure is not None and r.failure.reason is Reason.DEPARTS_FROM_FP32
     )
 
 
