@@ -4,7 +4,8 @@ Why not `multiprocessing`'s: its children import the user's `__main__` (a script
 does not put a child into its own process group, and it cannot say which signal ended it. Rules kept here:
 
 - imports only: one parallel torch operation before the fork leaves every child with a dead thread pool;
-- no CUDA call, and nothing that makes one (bitsandbytes stays out of the preload);
+- no CUDA call: where peft is installed, transformers' Trainer imports it, and it imports bitsandbytes, which asks the card for its compute capability;
+  that question is answered here (see `without_cuda`);
 - it lives as long as the parent's end of the control socket is open, and its children live as long as it does.
 
 Wire: a `SOCK_SEQPACKET` Unix socket. Parent: `{"id": n}` with three descriptors (request, answer, log), `{"import": [names]}`,
@@ -31,6 +32,7 @@ import traceback
 PRELOAD = ("torch", "transformers", "transformers.trainer", "accelerate", "numpy", "autofit.worker", "autofit.workload.trial")
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 16
+CAPABILITY_FOR_IMPORTS = (8, 0)
 
 
 def main(control_fd: int) -> None:
@@ -40,8 +42,10 @@ def main(control_fd: int) -> None:
     start = time.monotonic()
     try:
         with _leaving_if_parent_dies(control):
-            for name in PRELOAD:
-                importlib.import_module(name)
+            importlib.import_module("torch")
+            with without_cuda():
+                for name in PRELOAD:
+                    importlib.import_module(name)
     except Exception:
         control.send(json.dumps({"failed": traceback.format_exc()[-8000:]}).encode())
         os._exit(1)
@@ -49,6 +53,22 @@ def main(control_fd: int) -> None:
     gc.freeze()
     control.send(json.dumps({"ready": time.monotonic() - start}).encode())
     _serve(control)
+
+
+@contextlib.contextmanager
+def without_cuda():  # type: ignore[no-untyped-def]
+    """Answer imports that ask for the card's compute capability, which would start CUDA here and make it unusable in every fork.
+
+    bitsandbytes asks, and uses the answer for nothing but a property that it does not read itself (checked against 0.50).
+    """
+    import torch
+
+    original = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: CAPABILITY_FOR_IMPORTS
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = original
 
 
 def die_with_parent(parent_pid: int) -> None:
