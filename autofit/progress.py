@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from autofit.config import TrialConfig
 from autofit.observer import Observer
-from autofit.trial import Outcome, Role, TrialRecord
+from autofit.trial import OUTSIDE, Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 from autofit.wording import ROLE_NAMES, format_interval, format_speed, printable, says, wrapped
 
@@ -97,14 +97,14 @@ class Tally:
         if record.outcome is Outcome.INFEASIBLE:
             self._infeasible.add(record.config)
         speed = record.samples_per_second
-        if speed is not None:
+        if speed is not None and record.why != OUTSIDE:
             self._speeds.setdefault(record.config, []).append(speed)
         after = self.best
         return after is not None and after[0] == record.config and (before is None or before[0] != after[0])
 
     @property
     def best(self) -> tuple[TrialConfig, float] | None:
-        """The fastest configuration that fits, and the mean speed of its runs; None before any."""
+        """The fastest configuration that fits and may win, and the mean speed of its runs; None before any."""
         means = {c: sum(s) / len(s) for c, s in self._speeds.items() if c not in self._infeasible}
         return max(means.items(), key=lambda item: item[1]) if means else None
 

@@ -26,7 +26,7 @@ from autofit.soundness import departed
 from autofit.space import Space
 from autofit.study import Proposal, TrialStudy
 from autofit.terms import Finding, Terms
-from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.trial import OUTSIDE, Failure, Outcome, Reason, Role, TrialRecord
 
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
@@ -170,7 +170,7 @@ class Search:
                 self._study.enqueue(config)
                 self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
             else:
-                self._add(config, role, "baseline outside the space")
+                self._add(config, role, OUTSIDE)
 
     def _proposals(self) -> str:
         """Ask and run until the sampler or the space has nothing more; return why it ended."""

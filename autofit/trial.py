@@ -62,6 +62,7 @@ LOADER_KNOBS = (
     "dataloader_persistent_workers",
 )
 EVAL_BATCH = "per_device_eval_batch_size"
+OUTSIDE = "baseline outside the space"  #: why a trial ran that cannot win
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

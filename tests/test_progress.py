@@ -28,7 +28,7 @@ from autofit.progress import (
     record_line,
     record_rows,
 )
-from autofit.trial import Reason, Role, TrialRecord
+from autofit.trial import OUTSIDE, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import make_config, make_record
 
@@ -133,6 +133,13 @@ def test_the_best_is_the_highest_mean_of_what_fits() -> None:
     assert count.best == (SLOW, pytest.approx(40.0))
 
 
+def test_a_baseline_that_cannot_win_is_never_the_best() -> None:
+    count = tally()
+    assert not count.add(make_record(0, FAST, 100.0, role=Role.HAND_RECIPE, why=OUTSIDE))
+    assert count.add(make_record(1, SLOW, 40.0, jitter=0.0))
+    assert count.best == (SLOW, pytest.approx(40.0))
+
+
 def test_a_study_that_goes_on_knows_what_was_best() -> None:
     target, console = to_text()
     earlier = [make_record(0, FAST, 100.0)]
@@ -206,7 +213,7 @@ SCRIPT = """
 import sys, time
 from rich.console import Console
 from autofit.progress import live_observer
-from autofit.trial import Role
+from autofit.trial import OUTSIDE, Role
 from tests.builders import make_config, make_record
 with live_observer(Console(stderr=True), trials=3) as observer:
     config = make_config(8)
