@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autofit.config import Precision
 from autofit.device import Device
 from autofit.result import Estimate, TuneResult, Warning
-from autofit.trial import Outcome, Reason, Role, TrialRecord
+from autofit.trial import LOADER_KNOBS, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
 from autofit.wording import format_percent, format_speed
 
@@ -134,11 +134,12 @@ def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
     shares = [m.t_fetch / (m.t_micro + m.t_fetch) for r in own if (m := r.measurement) is not None and m.t_micro + m.t_fetch > 0]
     if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
         return []
+    tuned = any(name in LOADER_KNOBS for r in own for name, _ in r.config.extra)
     return [
         Warning(
             code="input_bound",
             message=f"{statistics.median(shares):.0%} of the time goes into fetching data, not into training",
-            next_step="raise dataloader_num_workers, or prepare the data beforehand",
+            next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
         )
     ]
 
