@@ -65,7 +65,8 @@ def _without_hidden_tf32(space: Space, capabilities: Capabilities) -> Space:
 
 def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:
     """The optimizer whose mathematics is the user's: of their arguments or script, else the library's default."""
-    own = ((facts.get("model") or {}).get("script") or {}).get("own") or {}
+    script = (facts.get("model") or {}).get("script") or {}
+    own = {} if script.get("own_optimizer") else script.get("own") or {}  # a script that makes its own never looks at `optim`
     defaults = facts.get("argument_defaults") or KNOWN_DEFAULTS
     return str(spec.reference_optim or own.get("optim") or defaults.get("optim") or KNOWN_DEFAULTS["optim"])
 
