@@ -194,7 +194,7 @@ def conclude(attempts: Sequence[TrialRecord], *, asked: int, limit_bytes: int, o
     broken = next((r for r in own if r.outcome is not Outcome.COMPLETED and not is_memory_failure(r)), None)
     failure = None if broken is None or broken.failure is None else broken.failure.message
     if not completed:
-        advice = None if failure else "not even one row per evaluation step fits beside the training state: evaluate in a process of its own"
+        advice = None if failure else _none_fits(min(batch_of(r) for r in own))
         return Evaluation(asked=asked, failure=failure, advice=advice, attempts=tuple(own))
     best = max(completed, key=batch_of)
     facts = evaluation_facts(best)
@@ -235,6 +235,12 @@ def _pile(facts: Mapping[str, Any], batch: int, left: int | None, *, on_cpu: boo
         accumulation_steps=facts.get("accumulation_steps"),
         moves_away=not on_cpu,
     )
+
+
+def _none_fits(smallest: int) -> str:
+    if smallest > 1:
+        return f"evaluation at batch {smallest} does not fit beside the training state, and smaller batches were not tried: use less than {smallest}"
+    return "not even one row per evaluation step fits beside the training state: evaluate in a process of its own"
 
 
 def _advice(found: Evaluation, *, on_cpu: bool) -> str | None:

@@ -40,7 +40,7 @@ def evaluation_line(evaluation: Evaluation | None) -> str | None:
     if evaluation is None:
         return None
     if evaluation.fits is None:
-        why = "failed (see the warnings)" if evaluation.failure else "does not fit at any batch"
+        why = "failed (see the warnings)" if evaluation.failure else "does not fit, nor does any smaller batch that was tried"
         return f"Evaluation: {EVAL_BATCH}={evaluation.asked} {why}."
     kept = ", only the loss kept" if evaluation.loss_only else ""
     needed = "" if evaluation.peak_bytes is None else f": {format_bytes(evaluation.peak_bytes)} with the training state{kept}"

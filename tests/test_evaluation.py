@@ -89,6 +89,16 @@ def test_what_fits_is_kept_where_a_later_attempt_fails() -> None:
     assert found.must_change == {EVAL_BATCH: 32}
 
 
+def test_a_walk_that_was_cut_short_does_not_say_more_than_it_knows() -> None:
+    attempts = [attempt(64, reason=Reason.OUT_OF_MEMORY), attempt(32, reason=Reason.OUT_OF_MEMORY)]
+    found = conclude(attempts, asked=64, limit_bytes=16 * GIB, on_cpu=False)
+    assert found.advice is not None
+    assert "use less than 32" in found.advice
+    one = conclude([*attempts, attempt(1, reason=Reason.OUT_OF_MEMORY)], asked=64, limit_bytes=16 * GIB, on_cpu=False)
+    assert one.advice is not None
+    assert "not even one row" in one.advice
+
+
 def test_an_evaluation_batch_goes_beside_other_settings_and_replaces_an_earlier_one() -> None:
     config = at_batch(at_batch(WINNER, 32), 16)
     assert dict(config.extra) == {"dataloader_num_workers": 2, EVAL_BATCH: 16}

@@ -201,7 +201,8 @@ def test_an_evaluation_that_needs_more_than_training_is_found_out_and_halved(tmp
     )
     found = result.evaluation
     assert found is not None
-    assert found.fits in (8, 12, 16)
+    assert found.fits is not None
+    assert 4 <= found.fits < 32
     assert found.peak_bytes is not None
     assert found.peak_bytes > 8 * MIB * found.fits
     assert {r.outcome for r in found.attempts} == {Outcome.COMPLETED, Outcome.INFEASIBLE}

@@ -73,7 +73,7 @@ def test_what_became_of_the_evaluation_is_one_line() -> None:
     assert "does not fit, 24 does: 2.0 GiB" in said(fits=24, peak_bytes=2 * GIB)
     assert "only the loss kept" in said(fits=64, peak_bytes=2 * GIB, loss_only=True)
     assert "failed (see the warnings)" in said(failure="KeyError: 'text'")
-    assert "does not fit at any batch" in said()
+    assert "does not fit, nor does any smaller" in said()
 
 
 def test_the_answers_arguments_hold_what_evaluation_needs() -> None:
