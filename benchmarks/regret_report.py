@@ -27,9 +27,14 @@ def write_report(
     folder: Path, outcomes: Sequence[Outcomes], problems: Sequence[Problem], *, seeds: int, seconds: float
 ) -> str:
     """Write `regret.md` and three PNG files into `folder`; return the summary table."""
-    methods = list(dict.fromkeys(o.method for o in outcomes))
-    groups = {m: [o for o in outcomes if o.method == m] for m in methods}
-    summary = _summary(groups)
+    groups = _groups(outcomes)
+    recorded = {p.name for p in problems if not p.landscape.modelled}
+    parts = {
+        "modelled landscapes": _groups([o for o in outcomes if o.problem not in recorded]),
+        "recorded landscapes": _groups([o for o in outcomes if o.problem in recorded]),
+    }
+    parts = {name: part for name, part in parts.items() if part}
+    summary = "\n\n".join(f"On {name}:\n\n{_summary(part)}" for name, part in parts.items())
     for name, label, values in (
         ("regret", "mean regret of the best so far", _regrets),
         ("out_of_memory", "mean out-of-memory events so far", lambda o: _held(o.out_of_memory)),
@@ -47,7 +52,7 @@ def write_report(
         "",
         "## Mean regret by budget (trials)",
         "",
-        _by_budget(groups),
+        "\n\n".join(f"On {name}:\n\n{_by_budget(part)}" for name, part in parts.items()),
         "",
         "![regret](regret.png)",
         "![out of memory](out_of_memory.png)",
@@ -71,13 +76,24 @@ def _caveats(problems: Sequence[Problem], seeds: int, seconds: float) -> list[st
         "- Modelled landscapes come from formulas, not from devices; what they say about a card is only as good as those.",
         "- `memory predicted` on a modelled landscape uses its own law with errors of the size that validation on real cards found, and a bare roofline.",
         "- Our trials include the two baselines; rivals start with their own first choice. Repeats of Optuna's samplers are not counted.",
-        "- The recorded grids were recorded on a shared two-core CPU, each configuration once: neighbours differ by luck, so the best of such "
-        "a grid is partly luck and no search can be held to it.",
+        f"- The recorded grids are of a shared two-core CPU, {_runs(problems)} of each configuration, pooled: what other work took is in them.",
+        "- Nothing is predicted for recorded landscapes: the memory of a CPU is another matter than that of a card.",
         "- Regret of a trial count is the true loss of the configuration that measured fastest by then; `final` is what the method returns.",
         "",
         f"Made in {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}, optuna {version('optuna')}, "
         f"numpy {version('numpy')}: `python -m benchmarks.regret --seeds {seeds}`.",
     ]
+
+
+def _groups(outcomes: Sequence[Outcomes]) -> dict[str, list[Outcomes]]:
+    """Method -> its outcomes."""
+    methods = dict.fromkeys(o.method for o in outcomes)
+    return {m: [o for o in outcomes if o.method == m] for m in methods}
+
+
+def _runs(problems: Sequence[Problem]) -> str:
+    counts = sorted({point.runs for p in problems if not p.landscape.modelled for point in p.landscape.points if point.measurement})
+    return " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1])))) + " runs" if counts else "no runs"
 
 
 def _summary(groups: dict[str, list[Outcomes]]) -> str:
