@@ -16,9 +16,7 @@ from typing import Any, Self
 
 from autofit.errors import ScriptError, UserError, WorkerError
 from autofit.failure import ExceptionReport
-from autofit.judgement import ChildReport as ChildReport
-from autofit.judgement import judge as judge
-from autofit.judgement import outcome_of as outcome_of
+from autofit.judgement import ChildReport, judge
 from autofit.launch import Child, ForkserverLauncher, Launcher, SpawnLauncher, child_environment
 from autofit.protocol import SCRATCH, Event, Kind, TrialOrder, decode_event, encode_request
 from autofit.runner import TrialRequest, TrialResult

@@ -1,0 +1,67 @@
+"""Parts of a result: warnings, baselines, and what the search cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.config import TrialConfig
+from autofit.estimates import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warning:
+    """Something the user should know: a stable code, one sentence, and what to do next (None: nothing)."""
+
+    code: str
+    message: str
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What the user would have had: `estimate` is None when it did not fit (`note` says so)."""
+
+    config: TrialConfig | None
+    estimate: Estimate | None = None
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for the result file."""
+        return {
+            "config": self.config.to_json() if self.config else None,
+            "estimate": self.estimate.to_json() if self.estimate else None,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Baseline:
+        """Inverse of `to_json`."""
+        return cls(
+            config=TrialConfig.from_json(data["config"]) if data["config"] else None,
+            estimate=Estimate.from_json(data["estimate"]) if data["estimate"] else None,
+            note=data["note"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the search cost.
+
+    Attributes:
+        seconds: wall time of the search.
+        device_seconds: of it, in trials.
+        trials: trials that ran (play-off and confirmation not counted).
+        out_of_memory: of them, those that did not fit.
+        break_even_hours: per baseline: hours of training with the answer after which the search has paid for itself; None
+            where the answer is not faster.
+        compile_seconds: what the answer spends on compilation when a training begins; it counts in the break-even, not in the speed.
+    """
+
+    seconds: float
+    device_seconds: float
+    trials: int
+    out_of_memory: int
+    break_even_hours: Mapping[str, float | None] = field(default_factory=dict)
+    compile_seconds: float = 0.0
