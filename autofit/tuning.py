@@ -117,7 +117,7 @@ def tune(
         "eval_dataset": eval_dataset,
         "data_collator": data_collator,
         "processing_class": processing_class,
-        "callbacks": list(callbacks) if callbacks else None,
+        "callbacks": _listed(callbacks),
         "trainer_cls": trainer_cls,
         "trainer_arguments": dict(trainer_kwargs) if trainer_kwargs else None,
         "arguments": None,
@@ -315,6 +315,12 @@ def _names(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
     if not cleaned:
         raise UserError("an empty list of choices", hint="leave the option out to search them all")
     return cleaned
+
+
+def _listed(callbacks: Any) -> list[Any] | None:
+    if callbacks is not None and not isinstance(callbacks, list | tuple):
+        raise UserError(f"callbacks must be a list, got {type(callbacks).__name__}", hint="callbacks=[MyCallback()]")
+    return list(callbacks) if callbacks else None
 
 
 def _whole(value: Any, what: str) -> int | None:

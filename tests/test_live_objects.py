@@ -248,8 +248,9 @@ class BrokenRows(training.Rows):
 
 @pytest.mark.slow
 def test_an_evaluation_that_fails_is_a_warning_with_its_cause_and_the_answer_stays() -> None:
-    result = tune(training.Straight(), **ONE, train_dataset=training.Rows(), eval_dataset=BrokenRows())
+    result = tune(training.Sleepy(), **ONE, train_dataset=training.Rows(), eval_dataset=BrokenRows())
     assert result.confirmed
+    assert not [r for r in result.trials if r.role is Role.LOADER], "a dataset that is fast beside the model needs no workers"
     assert result.evaluation is not None
     assert result.evaluation.fits is None
     assert "row 3 has no text" in message(result, "evaluation_failed")

@@ -334,6 +334,7 @@ def test_tune_is_public() -> None:
         ({"study": "/nowhere/study"}, "nowhere"),
         ({"device": "tpu"}, "tpu"),
         ({"train_dataset": threading.Lock()}, "train_dataset"),
+        ({"callbacks": print}, "callbacks must be a list"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
