@@ -85,7 +85,21 @@ class _HostPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if type(obj).__module__.startswith("torch") and type(obj).__name__ == "Tensor" and obj.device.type not in ("cpu", "meta"):
             return obj.detach().cpu().__reduce_ex__(2)
+        if type(obj).__module__.startswith("bitsandbytes.") and hasattr(type(obj), "_make_subclass"):
+            # A parameter's own way to pickle forgets its class, and with it how quantised weights are moved.
+            state = {k: v for k, v in vars(obj).items() if k != "data"}
+            return rebuilt_parameter, (type(obj), obj.data, obj.requires_grad), state, None, None, restored
         return super().reducer_override(obj)
+
+
+def rebuilt_parameter(cls: type[Any], data: Any, requires_grad: bool) -> Any:
+    """A parameter of bitsandbytes around its packed values; what else it knows comes by `restored`."""
+    return type(data)._make_subclass(cls, data, requires_grad)
+
+
+def restored(parameter: Any, state: Mapping[str, Any]) -> None:
+    """Give a rebuilt parameter its scales and settings back."""
+    vars(parameter).update(state)
 
 
 def _pickled(objects: Mapping[str, Any]) -> bytes:

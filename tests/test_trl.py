@@ -26,7 +26,9 @@ from autofit.adaptation import peft_config_json
 from autofit.baselines import plain_defaults
 from autofit.config import Precision
 from autofit.export import export
-from autofit.objects import arguments_class, kept_arguments
+from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.trace.run import trace
+from autofit.objects import ObjectFile, arguments_class, kept_arguments
 from autofit.process import ProcessRunner
 from autofit.result import TuneResult, load
 from autofit.runner import TrialRequest
@@ -96,6 +98,14 @@ def test_records_of_other_fields_or_adapters_do_not_mix() -> None:
     assert len({f["digest"] for f in found}) == 4
     assert found[2]["adapter"] == "LORA"
     assert json.loads(peft_config_json(LoraConfig(r=2)))["r"] == 2
+
+
+def test_the_memory_of_trls_trainers_is_not_traced_and_the_reason_is_said() -> None:
+    with ObjectFile({"model": model(), "trainer_cls": SFTTrainer, "arguments": {"max_length": 16}}) as file:
+        workload = Workload(model="<live>", task="causal-lm", seq_len=8, objects_path=file.path)
+        request = TraceRequest(workload=workload, config=CONFIG, batch=2, device_type="cpu")
+        with pytest.raises(TraceUnavailable, match="TRL's Trainers"):
+            trace(request)
 
 
 # -- live objects -----------------------------------------------------------------------------------------------------

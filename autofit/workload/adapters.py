@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from autofit.adaptation import DEFAULT_RANK, Adaptation, AdapterKind, peft_config_json
 from autofit.errors import UserError
+from autofit.workload.quantised import quantization_of
 from autofit.workload.sources import first_line
 from autofit.workload.tasks import Task
 
@@ -129,6 +131,31 @@ def _targets_hint(model: nn.Module) -> str:
     names = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
     shown = ", ".join(name for name in names[:MOST_NAMES] if not name.isdigit())
     return f"its linear layers are called {shown}; --adapter-target all-linear takes them all but the head" if shown else "see peft's documentation"
+
+
+def refuse_live_quantisation(model: nn.Module, adaptation: Adaptation | None, extra: Mapping[str, Any]) -> None:
+    """Check a live model: it is quantised by its owner, and then it needs an adapter.
+
+    Args:
+        model: as it was handed over.
+        adaptation: what is to be put on it.
+        extra: the other live objects; TRL's Trainers take a `peft_config` and put the adapter on themselves.
+
+    Raises:
+        UserError: it is to be quantised here, or is quantised and nothing on it can be trained.
+    """
+    if adaptation is not None and adaptation.quantization is not None:
+        raise UserError(
+            "quantize works for models that autofit builds from a name or a config",
+            hint="load your model with a BitsAndBytesConfig, put an adapter on it, and hand that over",
+        )
+    quantization = quantization_of(model)
+    to_come = adaptation is not None or (extra.get("trainer_arguments") or {}).get("peft_config") is not None
+    if quantization is not None and not is_adapted(model) and not to_come:
+        raise UserError(
+            f"the model is quantised to {quantization} and has no adapter: weights that are whole numbers cannot be trained",
+            hint="put an adapter on it, or pass peft_config=LoraConfig(...)",
+        )
 
 
 def cast_frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -158,11 +158,7 @@ def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
         seq_len = sequence_length(workload.seq_len, task, config)
     else:
         seq_len = workload.seq_len or DEFAULT_TEXT_LENGTH
-    if workload.adaptation is not None and workload.adaptation.quantization is not None:
-        raise UserError(
-            "quantize works for models that autofit builds from a name or a config",
-            hint="load your model with a BitsAndBytesConfig, put an adapter on it, and hand that over",
-        )
+    adapters.refuse_live_quantisation(model, workload.adaptation, objects.extra)
     return ResolvedModel(
         name=workload.model,
         source="object",
@@ -203,7 +199,7 @@ def build(
     objects = resolved.objects
     if objects is not None and objects.is_live:
         model = objects.model if objects.model is not None else call_builder(objects, device=device)
-        model = in_dtype(model, dtype).to(device)
+        model = torch.nn.Module.to(in_dtype(model, dtype), device)  # transformers' own `to` refuses models in 8 bit, which do move
         inner = without_adapters(model)
         if isinstance(inner, PreTrainedModel):
             prepare_config(inner.config, resolved.task)

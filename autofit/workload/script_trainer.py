@@ -19,7 +19,7 @@ from transformers.training_args import OptimizerNames
 
 from autofit.config import PRECISION_FACTS, TrialConfig
 from autofit.errors import ScriptError
-from autofit.workload.construct import as_dtype
+from autofit.workload.construct import in_dtype
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.script_guard import TrainingStopped
 from autofit.workload.subject import lengthened
@@ -56,7 +56,7 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
             raise ScriptError(
                 "pure_bf16 cannot be tried: the script's model_init builds the model in another dtype"
             )
-        as_dtype(model, torch.bfloat16)
+        in_dtype(model, torch.bfloat16)
     checkpointing_as_asked(model, config)
     refuse_missing_loss(trainer)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from autofit.config import Precision
 from autofit.memory.events import Kind
 from autofit.memory.formula import (
+    ADAPTER_ERROR,
     LOOSE_ERROR,
     USUAL_ERROR,
     ModelShape,
@@ -191,3 +192,39 @@ def test_checkpointing_never_raises_saved_activations(
 def test_an_impossible_shape_is_refused() -> None:
     with pytest.raises(ValueError, match="layers must be positive, got 0"):
         ModelShape(n_params=1, layers=0)
+
+
+def test_only_what_is_trained_has_gradients_and_state() -> None:
+    adapted = replace(BERT_LARGE, n_trainable=1_000_000, adapter=True)
+    told = estimate_by_formula(adapted, batch=1, precision=Precision.FP32, optim="adamw_torch_fused", accumulates=True)
+    assert told.kinds[Kind.WEIGHTS] == 4 * BERT_LARGE.n_params
+    assert told.kinds[Kind.OPTIMIZER_STATE] == 8 * 1_000_000
+    assert told.kinds[Kind.GRADIENTS] == 4 * 1_000_000
+    assert told.usual_error == ADAPTER_ERROR
+
+
+def test_an_adapter_is_float32_on_16_bit_weights() -> None:
+    adapted = replace(BERT_LARGE, n_trainable=1_000_000, adapter=True)
+    told = estimate_by_formula(adapted, batch=1, precision=Precision.PURE_BF16, optim="adamw_torch_fused", accumulates=True)
+    assert told.kinds[Kind.WEIGHTS] == 2 * (BERT_LARGE.n_params - 1_000_000) + 4 * 1_000_000
+    assert told.kinds[Kind.OPTIMIZER_STATE] == 8 * 1_000_000
+    assert told.kinds[Kind.GRADIENTS] == 4 * 1_000_000
+
+
+def test_quantised_weights_take_what_they_are_stored_in_and_are_not_copied() -> None:
+    stored = replace(BERT_LARGE, n_trainable=1_000_000, adapter=True, quantised_bytes=200 * MIB, n_quantised=300_000_000)
+    told = estimate_by_formula(stored, batch=1, precision=Precision.BF16, optim="adamw_torch_fused")
+    assert told.kinds[Kind.WEIGHTS] == 200 * MIB
+    assert told.kinds[Kind.AUTOCAST_COPIES] == 2 * (BERT_LARGE.n_params - 300_000_000)
+    assert told.usual_error == LOOSE_ERROR
+    assert any("unpacks" in note for note in told.notes)
+
+
+def test_checkpointing_keeps_the_copies_of_one_frozen_layer() -> None:
+    adapted = replace(BERT_LARGE, n_trainable=1_000_000, adapter=True)
+    off, on = (
+        estimate_by_formula(adapted, batch=1, precision=Precision.BF16, optim="adamw_torch_fused", checkpointing=c).kinds[Kind.AUTOCAST_COPIES]
+        for c in (False, True)
+    )
+    assert off == 2 * BERT_LARGE.n_params
+    assert on == 2 * (1_000_000 + (BERT_LARGE.n_params - 1_000_000) // 24)

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from autofit.adaptation import Quantization, adaptation_of
 from autofit.config import Precision
+from autofit.objects import ObjectFile
 from autofit.spec import Workload
 from autofit.workload import models, quantised
 from autofit.workload.batches import make_batch
 from autofit.workload.knobs import weight_dtype
-from autofit.workload.objects import LiveObjects
+from autofit.workload.objects import LiveObjects, load_objects
 from tests.refusals import refused
 from tests.workload import tiny
 
@@ -147,6 +148,33 @@ def test_a_head_that_is_trained_in_full_is_not_quantised() -> None:
     trained = [n for n, p in model.named_parameters() if p.requires_grad and "lora_" not in n]
     assert trained
     assert all("classifier" in name for name in trained)
+
+
+def sent_over(model: nn.Module) -> Any:
+    """As it arrives in a child."""
+    with ObjectFile({"model": model}) as file:
+        return load_objects(file.path).model
+
+
+@on_cpu
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_a_live_quantised_model_needs_an_adapter_and_moves_with_one(quantize: str) -> None:
+    base = models.build(resolved("llama", quantize), device="cpu").unload()
+    workload = Workload(model="<live>")
+    with refused(f"quantised to {quantize} and has no adapter", hint="peft_config"):
+        models.resolve_with(workload, LiveObjects(model=base))
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM")
+    models.resolve_with(workload, LiveObjects(model=base, extra={"trainer_arguments": {"peft_config": config}}))
+    sent = Workload(model="<live>", task="causal-lm", seq_len=8, adaptation=adaptation_of(peft_config=config))
+    arrived = sent_over(base)
+    ids = torch.ones(1, 4, dtype=torch.long)
+    with torch.no_grad():  # not in `eval`, in which bitsandbytes repacks 4-bit weights for good on some CPUs
+        assert torch.equal(arrived.train()(input_ids=ids).logits, base.train()(input_ids=ids).logits)
+    found = models.resolve_with(sent, LiveObjects(model=sent_over(base)))
+    model = models.build(found, device="cpu", weight_dtype=models.dtype_to_build(found, Precision.BF16))
+    assert models.facts(found)["quantization"] == quantize
+    model(**make_batch(found, 2)).loss.backward()
+    assert sum(p.numel() for p in model.parameters() if p.grad is not None) == 2 * 2 * (2 * 64 + 64 + 32)
 
 
 def test_4_bit_layers_multiply_in_the_half_precision_that_is_asked_for() -> None:
