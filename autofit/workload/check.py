@@ -7,6 +7,7 @@ with which bounds, is decided in the parent.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,13 @@ from autofit.workload.subject import Subject, lengthened, load_subject
 from autofit.workload.trial import make_trainer, trial_arguments
 
 Weights = dict[str, torch.Tensor]
+#: Of the user's own arguments: noise in the embeddings, and compilation, which takes minutes and changes rounding only.
+NOT_CHECKED: Mapping[str, Any] = {
+    "neftune_noise_alpha": None,
+    "torch_compile": False,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+}
 
 
 def answer_check(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -47,6 +55,7 @@ def answer_check(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
             channel.enter(form.name)
             result, weights, facts = _run(form, order, weights, facts)
             results[form.name] = result.to_json()
+            gc.collect()  # a Trainer and its callbacks refer to each other
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
     return {"forms": results, "facts": facts}
@@ -79,7 +88,7 @@ def _trainer(subject: Subject, form: Form, order: CheckOrder, directory: str) ->
     config: TrialConfig = form.config
     request = TrialRequest(config=config, full_length=True, seed=order.seed)
     cpu = order.device == "cpu"
-    base = {**subject.base_arguments, "neftune_noise_alpha": None}
+    base = {**subject.base_arguments, **NOT_CHECKED}
     arguments = trial_arguments(base, request, output_dir=directory, cpu=cpu, cls=subject.arguments_cls)
     arguments.max_steps, arguments.max_grad_norm = form.steps, 0.0
     arguments.dataloader_num_workers, arguments.dataloader_persistent_workers = 0, False

@@ -45,7 +45,7 @@ def test_a_knob_that_cannot_work_here_is_one_line_with_the_reason(tmp_path: Path
 @pytest.mark.slow
 def test_part_of_the_layers_and_other_attention_are_searched_and_proved(tmp_path: Path) -> None:
     few = ("--optim", "adamw_torch_fused", "--precision", "fp32", "--batch-size", "8", "--sampler", "grid", "--tolerance", "0.5")
-    done = autofit(*REAL, *few, "--tune", "attn,every_n_layers", "--timeout", "35s", cwd=tmp_path)
+    done = autofit(*REAL, *few, "--tune", "attn,every_n_layers", "--timeout", "25s", cwd=tmp_path)
     assert done.status == 0, done.stderr
     trials = json.loads((tmp_path / "best.json").read_text())["trials"]
     ran = [t for t in trials if t["outcome"] == "completed"]
