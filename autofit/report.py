@@ -15,6 +15,7 @@ from autofit.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.knob_worth import measured
 from autofit.report_after import after_lines
 from autofit.report_script import usage
+from autofit.report_soundness import checked_sentence
 from autofit.report_trials import (
     WIDE,
     cost_lines,
@@ -167,6 +168,9 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
             f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise; the winner needs the least memory of those as fast in the mean."
         )
     facts += after_lines(result)
+    checked = checked_sentence(result.soundness, result.best.config.precision)
+    if checked is not None:
+        facts.append(checked)
     if result.warnings:
         facts.append(f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}: see below.")
     return [line for fact in facts for line in wrapped(fact, width)]
