@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from autofit.search import Search
 from autofit.soundness_check import check_of
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.terms import Terms
+from autofit.tune_inputs import label_of, listed, names_of, object_file, whole_number
 from autofit.units import parse_duration, parse_size
 
 SAMPLERS = ("auto", "tpe", "random", "grid")
@@ -117,16 +117,16 @@ def tune(
         "eval_dataset": eval_dataset,
         "data_collator": data_collator,
         "processing_class": processing_class,
-        "callbacks": _listed(callbacks),
+        "callbacks": listed(callbacks),
         "trainer_cls": trainer_cls,
         "trainer_arguments": dict(trainer_kwargs) if trainer_kwargs else None,
         "arguments": None,
     }
-    with _object_file(objects, args) as path:
+    with object_file(objects, args) as path:
         workload = Workload(
-            model=_label(model, model_init),
+            model=label_of(model, model_init),
             task=task,
-            seq_len=_whole(seq_len, "seq_len"),
+            seq_len=whole_number(seq_len, "seq_len"),
             trust_remote_code=trust_remote_code,
             attn_implementation=attn_implementation,
             objects_path=path,
@@ -138,7 +138,7 @@ def tune(
             device=device,
             memory_limit_bytes=None if memory is None else parse_size(memory, what="memory"),
             precisions=parse_precisions(precision),
-            optims=_names(optim),
+            optims=names_of(optim),
             checkpointing=None if checkpointing is None else (checkpointing,),
             batch_sizes=(batch_size,)
             if isinstance(batch_size, int)
@@ -148,7 +148,7 @@ def tune(
             keep_numerics=keep_numerics,
             reference_optim=named_optim(args),
             tune=parse_tune(tune),
-            trials=_whole(trials, "trials"),
+            trials=whole_number(trials, "trials"),
             timeout_seconds=None if timeout is None else parse_duration(timeout, what="timeout"),
             trial_timeout_seconds=None
             if trial_timeout is None
@@ -283,47 +283,3 @@ def certificate_json(certificate: Any) -> dict[str, Any]:
     for raw, contender in zip(data["contenders"], certificate.contenders):
         raw["config"] = contender.config.to_json()
     return data
-
-
-@contextlib.contextmanager
-def _object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
-    if args is None and all(value is None for value in objects.values()):
-        yield None
-        return
-    from autofit.objects import ObjectFile, sent_arguments
-
-    with ObjectFile({**objects, **sent_arguments(args)}) as file:
-        yield file.path
-
-
-def _label(model: Any, model_init: Any) -> str:
-    if model is None and model_init is None:
-        raise UserError(
-            "no model given", hint="pass a name, a path, an nn.Module, a config, or model_init=..."
-        )
-    if isinstance(model, str | Path):
-        return str(model)
-    thing = model if model is not None else model_init
-    return f"<{getattr(thing, '__name__', type(thing).__name__)}>"
-
-
-def _names(value: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = value.split(",") if isinstance(value, str) else list(value)
-    cleaned = tuple(dict.fromkeys(str(name).strip() for name in names if str(name).strip()))
-    if not cleaned:
-        raise UserError("an empty list of choices", hint="leave the option out to search them all")
-    return cleaned
-
-
-def _listed(callbacks: Any) -> list[Any] | None:
-    if callbacks is not None and not isinstance(callbacks, list | tuple):
-        raise UserError(f"callbacks must be a list, got {type(callbacks).__name__}", hint="callbacks=[MyCallback()]")
-    return list(callbacks) if callbacks else None
-
-
-def _whole(value: Any, what: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise UserError(f"{what} must be a whole number, got {value!r}")
-    return value
