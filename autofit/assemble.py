@@ -14,6 +14,7 @@ from autofit.device import Device
 from autofit.evaluation import Evaluation
 from autofit.predict import is_memory_failure
 from autofit.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
+from autofit.soundness import departed
 from autofit.space import Space
 from autofit.spec import SearchSpec
 from autofit.terms import Finding
@@ -47,7 +48,7 @@ def assemble(
     best = known[finding.winner.key()]
     baselines = {
         "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}), known, records),
-        "hand_recipe": _recipe(finding, known),
+        "hand_recipe": _recipe(finding, known, records),
     }
     speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
     data = data_of(model or {}, records, finding.winner)
@@ -105,12 +106,14 @@ def _baseline(config: TrialConfig, known: Mapping[str, Estimate], records: Seque
     return Baseline(config=config, note=note)
 
 
-def _recipe(finding: Finding, known: Mapping[str, Estimate]) -> Baseline:
+def _recipe(finding: Finding, known: Mapping[str, Estimate], records: Sequence[TrialRecord]) -> Baseline:
     config = finding.hand_recipe
     if config is None:
         return Baseline(config=None, note="no power of two fits without checkpointing")
     estimate = known.get(config.key())
-    return Baseline(config=config, estimate=estimate, note=None if estimate is not None else "was not run")
+    unsound = config.precision in departed(records)
+    note = f"{config.precision} was found to depart from fp32" if unsound else "was not run"
+    return Baseline(config=config, estimate=estimate, note=None if estimate is not None else note)
 
 
 def _ratio(best: Estimate, baseline: Estimate | None) -> float | None:

@@ -11,13 +11,16 @@ import pytest
 
 from autofit.assemble import assemble
 from autofit.config import Precision
+from autofit.report import report_lines
 from autofit.result import TuneResult, Warning, estimates
 from autofit.space import Capabilities, Space, build_space
 from autofit.spec import SearchSpec, Workload
 from autofit.terms import Finding
-from autofit.trial import Reason, Role, TrialRecord
+from autofit.testing import simulated_landscape
+from autofit.trial import Failure, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import ARGUMENT_DEFAULTS, GPU, make_config, make_record
+from tests.searching import prepare
 
 OPTIM = "adamw_torch_fused"
 SPACE: Space = build_space(
@@ -147,3 +150,30 @@ def test_a_hand_that_found_nothing_says_so() -> None:
 
 def test_the_model_is_described_without_its_whole_config() -> None:
     assert assembled(model={"task": "causal-lm", "config": {"hidden_size": 8}}).model == {"task": "causal-lm"}
+
+
+def test_a_hand_recipe_in_an_unsound_precision_is_said_to_be_that() -> None:
+    landscape = simulated_landscape(8)
+    play = prepare(landscape, sampler="grid")
+    play.search._check = lambda winner, records, seconds: (
+        Failure(reason=Reason.DEPARTS_FROM_FP32, message="it departs") if winner.precision is Precision.BF16 else None
+    )
+    finding = play.run()
+    result = assemble(
+        finding=finding,
+        records=play.records,
+        spec=SearchSpec(workload=Workload(model="simulated"), effective_batch=8),
+        space=Space(configs=tuple(p.config for p in landscape.points)),
+        device=landscape.device,
+        memory_limit_bytes=landscape.device.total_memory_bytes,
+        default_optim="adamw_torch_fused",
+        untested={},
+    )
+    recipe = result.baselines["hand_recipe"]
+    assert recipe.estimate is None
+    assert recipe.note == "bf16 was found to depart from fp32"
+    assert result.best.config.precision is Precision.FP32
+    text = " ".join(" ".join(line.text for line in report_lines(result, 120)).split())
+    assert "no comparison with the hand recipe (bf16 was found to depart from fp32)" in text
+    assert "not sound: it departs" in text
+    assert TuneResult.from_json(result.to_json()).best == result.best
