@@ -42,7 +42,6 @@ def main(control_fd: int) -> None:
     start = time.monotonic()
     try:
         with _leaving_if_parent_dies(control):
-            importlib.import_module("torch")
             with without_cuda():
                 for name in PRELOAD:
                     importlib.import_module(name)
@@ -61,14 +60,13 @@ def without_cuda():  # type: ignore[no-untyped-def]
 
     bitsandbytes asks, and uses the answer for nothing but a property that it does not read itself (checked against 0.50).
     """
-    import torch
-
-    original = torch.cuda.get_device_capability
-    torch.cuda.get_device_capability = lambda device=None: CAPABILITY_FOR_IMPORTS
+    cuda = importlib.import_module("torch").cuda
+    original = cuda.get_device_capability
+    cuda.get_device_capability = lambda device=None: CAPABILITY_FOR_IMPORTS
     try:
         yield
     finally:
-        torch.cuda.get_device_capability = original
+        cuda.get_device_capability = original
 
 
 def die_with_parent(parent_pid: int) -> None:
