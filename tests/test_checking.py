@@ -240,7 +240,7 @@ def test_where_nothing_is_sound_that_is_the_error() -> None:
     landscape = simulated_landscape(8, precisions=(Precision.BF16,))
     play = prepare(landscape, sampler="grid")
     play.search._check = lambda winner, records, seconds: Failure(reason=Reason.DEPARTS_FROM_FP32, message="it departs")
-    with pytest.raises(SearchFailed, match="^no configuration trains soundly: it departs") as caught:
+    with pytest.raises(SearchFailed, match=r"^no configuration trains soundly: it departs") as caught:
         play.run()
     assert "fp32" in str(caught.value.hint)
 
