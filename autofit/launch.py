@@ -226,7 +226,10 @@ class ForkserverLauncher:
             readable, _, _ = select.select([self._control], [], [], timeout)
             if not readable:
                 return
-            data = self._control.recv(1 << 16)
+            try:
+                data = self._control.recv(1 << 16)
+            except ConnectionResetError:  # it ended without reading all that was sent to it: said once, and its last words come after
+                data = self._control.recv(1 << 16)
             if not data:
                 raise WorkerError(f"the fork server ended with status {self._process.wait()}")
             self._take(json.loads(data))
