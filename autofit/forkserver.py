@@ -41,10 +41,9 @@ def main(control_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = time.monotonic()
     try:
-        with _leaving_if_parent_dies(control):
-            with without_cuda():
-                for name in PRELOAD:
-                    importlib.import_module(name)
+        with _leaving_if_parent_dies(control), without_cuda():
+            for name in PRELOAD:
+                importlib.import_module(name)
     except Exception:
         control.send(json.dumps({"failed": traceback.format_exc()[-8000:]}).encode())
         os._exit(1)
