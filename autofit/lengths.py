@@ -132,11 +132,12 @@ class Lengths:
         distinct = list(dict.fromkeys(int(i) for i in chosen[: 2 * size]))[:size]
         return tuple(int(self.rows[distinct[i % len(distinct)]]) for i in range(size))
 
-    def batch_sizes(self, batches: Ints) -> Floats | None:
-        """Padded elements of each batch: rows times the longest of them, inputs and targets apart.
+    def batch_sizes(self, batches: Ints, *, padded: bool = True) -> Floats | None:
+        """Elements of each batch: rows times the longest of them, inputs and targets apart; or without padding, as collators that flatten make them.
 
         Args:
             batches: (m, b) row indices.
+            padded: whether rows are padded to the longest.
 
         Returns:
             (m,) elements; None where the length of a row is not known.
@@ -145,6 +146,8 @@ class Lengths:
             return None
         inputs, targets = np.zeros(self.total, dtype=np.int64), np.zeros(self.total, dtype=np.int64)
         inputs[self.rows], targets[self.rows] = self.inputs, self.targets
+        if not padded:
+            return np.asarray((inputs + targets)[batches].sum(axis=1), dtype=np.float64)
         longest = inputs[batches].max(axis=1) + targets[batches].max(axis=1)
         return np.asarray(longest * batches.shape[1], dtype=np.float64)
 

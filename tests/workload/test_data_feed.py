@@ -103,6 +103,20 @@ def test_measured_batches_are_the_samplers_own_and_stand_for_the_epoch(tmp_path:
     assert len(sizes.longest_seconds) == 1
 
 
+def test_a_collator_that_flattens_is_measured_by_its_tokens(tmp_path: Path) -> None:
+    def flatten(rows: Any) -> dict[str, torch.Tensor]:
+        ids = [token for row in rows for token in row["input_ids"]]
+        return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([rows[0]["labels"]])}
+
+    clock, feed = train(tmp_path, Sentences(LENGTHS), flatten, steps=3 + 8)
+    sizes = measured_sizes(feed, clock)
+    assert sizes is not None
+    assert list(sizes.measured) == [float(count.padded) for count in clock.counts]
+    assert sizes.mean is not None
+    assert sizes.mean == pytest.approx(BATCH * np.mean(LENGTHS), rel=0.1)
+    assert sizes.longest == sum(sorted(LENGTHS)[-BATCH:])
+
+
 def test_even_rows_have_no_prelude_and_are_measured_as_ever(tmp_path: Path) -> None:
     clock, feed = train(tmp_path, Sentences([20] * 30), pad, steps=4)
     assert not feed.uneven
@@ -143,9 +157,10 @@ def test_epochs_follow_each_other_in_full_batches(rows: int, batch: int) -> None
         torch.utils.data.SequentialSampler(range(rows)), batch=batch, length=40 * batch, lengths=Lengths.of(range(1, rows + 1)), plan=plan
     )
     drawn = np.array(list(sampler)).reshape(-1, batch)
-    assert len(drawn) == len(plan.sizes) == 40
+    assert len(drawn) == 40
     assert set(drawn.ravel()) <= set(range(rows))
-    assert plan.sizes == [float((max(row) + 1) * batch) for row in drawn]
+    assert plan.padded.given[:40] == [float((max(row) + 1) * batch) for row in drawn]
+    assert plan.flat.given[:40] == [float(sum(row + 1)) for row in drawn]
     if rows >= batch:
         assert all(list(row) == list(range(row[0], row[0] + batch)) for row in drawn), "batches are the sampler's"
 

@@ -112,6 +112,8 @@ def test_long_texts_are_cut_at_the_asked_length_or_at_the_models(tmp_path: Path)
     assert made(model, rows, seq_len=16).lengths().inputs.tolist() == [16, 7]
     with refused("longer than the 64 positions"):
         made(model, rows, config=BertConfig(**SMALL, max_position_embeddings=64), seq_len=128)
+    with refused("the longest row has 72 tokens: more than the model's 64"):
+        made(model, rows, config=BertConfig(**SMALL, max_position_embeddings=64), pad_to_multiple_of=24)
 
 
 def test_pairs_of_texts_are_one_sequence(model: Path, tmp_path: Path) -> None:

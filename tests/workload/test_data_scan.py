@@ -11,11 +11,16 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
+from transformers import BertConfig
 
 from autofit.protocol import SCRATCH
+from autofit.spec import Workload
+from autofit.workload import models
+from autofit.workload.data.facts import STREAM, describe_data
 from autofit.workload.data.scan import length_of_row, lengths_of
+from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
-from tests.uneven import Sentences, Torn
+from tests.uneven import SMALL, Sentences, Torn
 
 LENGTHS = [4, 9, 2, 7]
 IDS = [[1] * n for n in LENGTHS]
@@ -106,6 +111,12 @@ def test_a_slow_dataset_is_looked_at_in_part() -> None:
 def test_streams_and_rows_without_a_length_say_nothing() -> None:
     assert lengths_of(Stream()) is None
     assert lengths_of(Rows([{"name": None}])) is None
+
+
+def test_a_stream_is_a_warning() -> None:
+    objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=Stream())
+    resolved = models.resolve_with(Workload(model="tiny", task="sequence-classification"), objects)
+    assert describe_data(resolved) == {"warnings": [STREAM]}
 
 
 def test_an_empty_dataset_and_one_that_raises_are_refused() -> None:

@@ -6,12 +6,14 @@ import hashlib
 from typing import Any
 
 from autofit.lengths import Lengths
-from autofit.workload.data.scan import LENGTH, lengths_of
+from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
 from autofit.workload.models import ResolvedModel
+
+STREAM = "train_dataset is a stream: its longest rows cannot be looked up, and memory holds for the batches that came"
 
 
 def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
-    """Under `data`: where the rows are from, their lengths, whether they differ, and a digest; empty for made-up data and streams.
+    """Under `data`: where the rows are from, their lengths, whether they differ, and a digest; empty for made-up data. For a stream its `warnings`.
 
     Raises:
         UserError: a live dataset is empty, or raises when a row is read.
@@ -21,6 +23,8 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
     objects = resolved.objects
     if objects is None or objects.train_dataset is None:
         return {}
+    if not is_map_style(objects.train_dataset):
+        return {"warnings": [*resolved.warnings, STREAM]}
     lengths = lengths_of(objects.train_dataset, length_column=_length_column(resolved))
     if lengths is None:
         return {}

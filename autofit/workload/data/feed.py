@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from transformers import Trainer
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
 from autofit.config import TrialConfig
-from autofit.lengths import Ints, Lengths, spread_order
+from autofit.lengths import Floats, Ints, Lengths, spread_order
 from autofit.uneven import BatchSizes
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
@@ -42,12 +42,25 @@ STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts ove
 
 
 @dataclass
-class Plan:
-    """What the sampler gave out: the size of each batch in turn (padded elements), and the means over all that were drawn."""
+class Sizes:
+    """The size of each batch that was given out in turn, and the means over all that were drawn."""
 
-    sizes: list[float] = field(default_factory=list)
+    given: list[float] = field(default_factory=list)
     mean: float | None = None
     mean_square: float | None = None
+
+    def drawn(self, sizes: Floats, order: Ints) -> None:
+        """Note batches that are given out in `order`."""
+        self.given += sizes[order].tolist()
+        self.mean, self.mean_square = float(sizes.mean()), float((sizes**2).mean())
+
+
+@dataclass
+class Plan:
+    """What the sampler gave out, in elements with the padding to the longest row and without."""
+
+    padded: Sizes = field(default_factory=Sizes)
+    flat: Sizes = field(default_factory=Sizes)
 
 
 class EndlessBatches(Sampler[int]):
@@ -75,14 +88,15 @@ class EndlessBatches(Sampler[int]):
         while True:
             rows = np.fromiter(itertools.islice(self._endless(), self._chunk() * self._batch), dtype=np.int64)
             batches = rows.reshape(-1, self._batch)
-            sizes = None if self._lengths is None else self._lengths.batch_sizes(batches)
-            if sizes is None:
+            padded = None if self._lengths is None else self._lengths.batch_sizes(batches)
+            flat = None if self._lengths is None else self._lengths.batch_sizes(batches, padded=False)
+            if padded is None or flat is None:
                 yield from batches
                 continue
-            self._plan.mean, self._plan.mean_square = float(sizes.mean()), float((sizes**2).mean())
-            for number in spread_order(sizes):
-                self._plan.sizes.append(float(sizes[number]))
-                yield batches[number]
+            order = spread_order(padded)
+            self._plan.padded.drawn(padded, order)
+            self._plan.flat.drawn(flat, order)
+            yield from batches[order]
 
     def _chunk(self) -> int:
         """Full batches of one epoch; where it has few, of several."""
@@ -111,7 +125,7 @@ class DataFeed:
         self._in_prelude: Callable[[], bool] = lambda: False
         self.plan = Plan()
         self.shown = 0
-        self.longest: float | None = None
+        self.longest_rows: tuple[int, ...] = ()
 
     @property
     def uneven(self) -> bool:
@@ -177,9 +191,8 @@ class DataFeed:
 
     def _longest_batch(self, trainer: Trainer) -> Any:
         assert self.lengths is not None
-        rows = list(self.lengths.longest_batch(trainer.args.train_batch_size))
-        sizes = self.lengths.batch_sizes(np.array([rows]))
-        self.longest = None if sizes is None else float(sizes[0])
+        self.longest_rows = self.lengths.longest_batch(trainer.args.train_batch_size)
+        rows = list(self.longest_rows)
         dataset = self._loader.dataset
         together = getattr(dataset, "__getitems__", None)
         samples = together(rows) if callable(together) else [dataset[row] for row in rows]
@@ -209,20 +222,27 @@ def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
 
     They are the plan's where the sampler's batches were followed, else what the model really got (then those of an epoch are not known).
     """
-    if not feed.uneven:
+    if not feed.uneven or feed.lengths is None:
         return None
-    numbers, plan = clock.samples.batch, feed.plan
-    if not numbers or numbers[-1] >= len(plan.sizes):
-        seen = tuple(float(count.padded) for count in clock.counts)
+    numbers, seen = clock.samples.batch, tuple(float(count.padded) for count in clock.counts)
+    if not numbers or numbers[-1] >= len(feed.plan.padded.given):
         return BatchSizes(measured=seen if len(seen) == len(numbers) else (1.0,) * len(numbers))
-    shown = bool(feed.shown) and feed.longest is not None
+    padded = _pads(feed.plan, numbers, seen)
+    plan = feed.plan.padded if padded else feed.plan.flat
+    longest = feed.lengths.batch_sizes(np.array([feed.longest_rows]), padded=padded) if feed.shown else None
     return BatchSizes(
-        measured=tuple(plan.sizes[number] for number in numbers),
+        measured=tuple(plan.given[number] for number in numbers),
         mean=plan.mean,
         mean_square=plan.mean_square,
-        longest=feed.longest if shown else None,
-        longest_seconds=tuple(clock.prelude_seconds) if shown else (),
+        longest=None if longest is None else float(longest[0]),
+        longest_seconds=() if longest is None else tuple(clock.prelude_seconds),
     )
+
+
+def _pads(plan: Plan, numbers: Sequence[int], seen: Sequence[float]) -> bool:
+    """Whether the collator pads to the longest row: its batches are as large as that makes them, and not as small as without padding."""
+    padded, flat = (sum(sizes.given[number] for number in numbers) for sizes in (plan.padded, plan.flat))
+    return len(seen) != len(numbers) or abs(sum(seen) - padded) <= abs(sum(seen) - flat)
 
 
 def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:

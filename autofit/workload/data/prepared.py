@@ -156,7 +156,7 @@ def _prepare(workload: Workload, source: DataSource, task: Task, config: Pretrai
         raise UserError(f"the dataset {source.dataset!r} gives nothing to train on: {problem}", hint="give more text, or a smaller --seq-len")
     largest = int(max(pc.max(chunk.flatten()).as_py() or 0 for chunk in rows.data.column("input_ids").chunks))
     check_vocabulary(tokenizer, config, max(largest, len(tokenizer) - 1) if task is Task.MASKED_LM else largest)
-    return Prepared(
+    prepared = Prepared(
         directory=str(directory),
         source=source,
         task=task,
@@ -170,6 +170,8 @@ def _prepare(workload: Workload, source: DataSource, task: Task, config: Pretrai
         said=columns.said(),
         digest=_digest(rows),
     )
+    _check_padding(prepared, config)
+    return prepared
 
 
 def _labels(raw: datasets.Dataset, task: Task, column: str | None) -> Labels | None:
@@ -197,6 +199,15 @@ def sample(rows: datasets.Dataset, text: tuple[str, ...], most: int | None = Non
         longest = np.argsort(-np.asarray(characters), kind="stable")[:LONGEST_KEPT]
         drawn = np.unique(np.concatenate([drawn, longest]))
     return rows.select(np.sort(drawn))
+
+
+def _check_padding(prepared: Prepared, config: PretrainedConfig) -> None:
+    positions, longest = max_positions(config), prepared.longest()
+    if positions is not None and longest > positions:
+        raise UserError(
+            f"padded to a multiple of {prepared.source.pad_to_multiple_of}, the longest row has {longest} tokens: more than the model's {positions} positions",
+            hint="use a smaller --pad-to-multiple-of, or a --seq-len that is a multiple of it",
+        )
 
 
 def _mapped(rows: datasets.Dataset, make: Any, path: Path) -> datasets.Dataset:
