@@ -14,8 +14,8 @@ from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
 from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
 from autofit.memory.anatomy import dissect
-from autofit.memory.formula import ModelShape, estimate_by_formula
-from autofit.modelfacts import load_facts, store_facts
+from autofit.memory.formula import estimate_by_formula
+from autofit.modelfacts import load_facts, shape_of, store_facts
 from autofit.process import ProcessRunner
 from autofit.protocol import Kind
 from autofit.space import divisors
@@ -259,20 +259,8 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
 
 def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Target) -> MemoryEstimate:
     facts = setting.facts
-    shape = ModelShape(
-        n_params=facts["n_params"],
-        n_trainable=facts.get("n_trainable_params"),
-        hidden_size=facts.get("hidden_size"),
-        layers=facts.get("num_layers"),
-        heads=facts.get("num_heads"),
-        vocab_size=facts.get("vocab_size") if str(facts.get("task", "")).endswith("-lm") else None,
-        seq_len=facts.get("seq_len"),
-        adapter=facts.get("adapter") is not None,
-        quantised_bytes=facts.get("weights_bytes") if facts.get("quantization") else None,
-        n_quantised=facts.get("n_quantised") or 0,
-    )
     answer = estimate_by_formula(
-        shape,
+        shape_of(facts),
         batch=config.per_device_train_batch_size,
         precision=config.precision,
         optim=config.optim,

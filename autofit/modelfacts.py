@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from autofit.errors import UserError
 from autofit.files import write_json
 from autofit.laws import versions
 from autofit.memory.cache import cache_directory
+from autofit.memory.formula import ModelShape
 from autofit.spec import Workload
 
 BELIEVED_SECONDS = 86400.0
@@ -44,6 +46,22 @@ def store_facts(workload: Workload, facts: dict[str, Any]) -> None:
         write_json(path, {"time": time.time(), "facts": facts})
     except (OSError, UserError):
         return
+
+
+def shape_of(facts: Mapping[str, Any]) -> ModelShape:
+    """What the closed formula wants to know of a model."""
+    return ModelShape(
+        n_params=facts["n_params"],
+        n_trainable=facts.get("n_trainable_params"),
+        hidden_size=facts.get("hidden_size"),
+        layers=facts.get("num_layers"),
+        heads=facts.get("num_heads"),
+        vocab_size=facts.get("vocab_size") if str(facts.get("task", "")).endswith("-lm") else None,
+        seq_len=facts.get("seq_len"),
+        adapter=facts.get("adapter") is not None,
+        quantised_bytes=facts.get("weights_bytes") if facts.get("quantization") else None,
+        n_quantised=facts.get("n_quantised") or 0,
+    )
 
 
 def _path(workload: Workload) -> Path:
