@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from autofit.errors import NothingFits, SearchFailed
+from autofit.errors import AutofitError, NothingFits, SearchFailed, UserError
 from autofit.predict import is_memory_failure
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
@@ -25,6 +25,36 @@ def alike(records: Sequence[TrialRecord]) -> bool:
 def signature(failure: Failure) -> tuple[str, str]:
     """What makes two failures alike: the reason and the message without its numbers."""
     return failure.reason.value, re.sub(r"\d+", "#", failure.message)
+
+
+def nothing_completed(
+    records: Sequence[TrialRecord],
+    *,
+    stopped: str,
+    left: int,
+    effective_batch: int,
+    limit_bytes: int,
+    predicted_bytes: Sequence[int],
+) -> AutofitError:
+    """The error for a search in which no configuration completed that may win.
+
+    Args:
+        records: all trials.
+        stopped: why the search ended.
+        left: configurations that may still run.
+        effective_batch, limit_bytes, predicted_bytes: see `nothing_fits`.
+    """
+    failed = all_failed(records)
+    if failed:
+        return search_failed(failed)
+    if left:
+        return UserError(
+            f"{stopped}, and no trial has completed; {left} configurations were not tried",
+            hint="give it more --trials or --timeout, or smaller batches with --batch-size",
+        )
+    return nothing_sound(records) or nothing_fits(
+        records, effective_batch=effective_batch, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes
+    )
 
 
 def search_failed(failed: Sequence[TrialRecord]) -> SearchFailed:

@@ -15,26 +15,22 @@ from typing import Any
 
 from autofit import baselines, ending, playoff
 from autofit.budget import AFTER_SEARCH, PLAYOFF_SHARE, PROPOSAL_SHARE, Budget, OutOfBudget
+from autofit.conduct import Conductor
 from autofit.config import TrialConfig
 from autofit.eligibility import Eligibility
-from autofit.errors import UserError
 from autofit.observer import Observer, Silent
 from autofit.predict import MemoryModel
 from autofit.result import estimates
-from autofit.runner import Runner, TrialRequest
+from autofit.runner import Runner
 from autofit.soundness import departed
 from autofit.space import Space
 from autofit.study import Proposal, TrialStudy
 from autofit.terms import Finding, Terms
-from autofit.trial import OUTSIDE, Failure, Outcome, Reason, Role, TrialRecord
+from autofit.trial import OUTSIDE, Failure, Outcome, Role, TrialRecord
 
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
-FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
 CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search gives up confirming
-PLAYOFF_SECONDS = (
-    60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
-)
-
+PLAYOFF_SECONDS = 60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
 
 #: (winner, its records, seconds left) -> why its precision is unsound
 Check = Callable[[TrialConfig, Sequence[TrialRecord], float | None], Failure | None]
@@ -66,14 +62,21 @@ class Search:
         check: Check | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms, self._space, self._study, self._runner = terms, space, study, runner
-        self._observer, self._check = observer or Silent(), check
+        self._terms, self._space, self._study, self._check = terms, space, study, check
         self._budget = Budget(terms, clock)
         self._eligible = Eligibility(
             space,
             limit_bytes=terms.memory_limit_bytes,
             memory=memory,
             learned=getattr(study.sampler, "likely_fits", None),
+        )
+        self._trials = Conductor(
+            terms=terms,
+            study=study,
+            runner=runner,
+            observer=observer or Silent(),
+            budget=self._budget,
+            predicted_bytes=self._eligible.predicted_bytes,
         )
         self._stopped = ""
         self._random = random.Random(terms.seed)
@@ -121,13 +124,12 @@ class Search:
             OutOfBudget: the time is spent.
             KeyboardInterrupt: the trial was ended from outside.
         """
-        self._check_budget(1.0)
-        return self._add(config, role, why, **request)
+        self._trials.check_budget(1.0)
+        return self._trials.add(config, role, why, **request)
 
     @property
     def _records(self) -> Sequence[TrialRecord]:
-        """What the search itself rests on; trials that were run on its winner afterwards are not among them."""
-        return [r for r in self._study.records if not r.after_search]
+        return self._trials.records
 
     @property
     def _candidates(self) -> Sequence[TrialRecord]:
@@ -165,12 +167,12 @@ class Search:
     def _run_baseline(self, config: TrialConfig, role: Role) -> None:
         inside = config in self._space
         while self._may_run(config) and (inside or self._terms.baselines_outside_space):
-            self._check_budget(PROPOSAL_SHARE)
+            self._trials.check_budget(PROPOSAL_SHARE)
             if inside:
                 self._study.enqueue(config)
-                self._carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
+                self._trials.carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
             else:
-                self._add(config, role, OUTSIDE)
+                self._trials.add(config, role, OUTSIDE)
 
     def _proposals(self) -> str:
         """Ask and run until the sampler or the space has nothing more; return why it ended."""
@@ -182,11 +184,11 @@ class Search:
             certificate = finished(self._records) if finished is not None else None
             if certificate is not None:
                 return str(certificate.statement)
-            self._check_budget(PROPOSAL_SHARE)
+            self._trials.check_budget(PROPOSAL_SHARE)
             proposal = self._study.ask()
             config = proposal.config
             if config is not None and self._may_run(config):
-                self._carry_out(proposal, Role.SEARCH, proposal.why)
+                self._trials.carry_out(proposal, Role.SEARCH, proposal.why)
                 repeats = 0
                 continue
             self._answer_without_running(proposal)
@@ -201,81 +203,13 @@ class Search:
         return self._eligible.may_run(config, self._records)
 
     def _answer_without_running(self, proposal: Proposal) -> None:
-        config = proposal.config
-        failure = (
-            self.reason_to_skip(config) if config is not None and self._study.known(config) is None else None
-        )
-        if config is None or failure is None:
+        config, failure = proposal.config, None
+        if config is not None and self._study.known(config) is None:
+            failure = self.reason_to_skip(config)
+        if failure is None:
             self._study.drop(proposal)
-            return
-        record = TrialRecord(
-            number=0,
-            config=config,
-            outcome=Outcome.SKIPPED,
-            failure=failure,
-            predicted_bytes=self._eligible.predicted_bytes(config),
-            why=proposal.why,
-        )
-        self._observer.trial_ended(self._study.tell(proposal, record))
-
-    def _carry_out(self, proposal: Proposal, role: Role, why: str | None) -> None:
-        assert proposal.config is not None
-        try:
-            record = self._trial(proposal.config, role, why)
-        except KeyboardInterrupt:
-            failure = Failure(reason=Reason.INTERRUPTED, message="interrupted")
-            self._study.tell(
-                proposal,
-                TrialRecord(
-                    number=0, config=proposal.config, role=role, outcome=Outcome.FAILED, failure=failure
-                ),
-            )
-            raise
-        self._observer.trial_ended(self._study.tell(proposal, record))
-        self._after(record)
-
-    def _trial(self, config: TrialConfig, role: Role, why: str | None, **request: Any) -> TrialRecord:
-        self._observer.trial_started(config, role, why)
-        result = self._runner.run(
-            TrialRequest(
-                config=config,
-                memory_limit_bytes=self._terms.memory_limit_bytes,
-                timeout_seconds=self._budget.trial_timeout_seconds(),
-                seed=self._terms.seed,
-                **request,
-            )
-        )
-        failure = result.failure
-        if failure is not None and failure.reason is Reason.TIMEOUT and self._budget.out_of_time(1.0):
-            # Not the trial's fault: a later search on the same study may try it again.
-            failure = replace(failure, reason=Reason.INTERRUPTED, message="cut off: the time budget is spent")
-        return TrialRecord(
-            number=0,
-            config=config,
-            role=role,
-            outcome=result.outcome,
-            measurement=result.measurement,
-            failure=failure,
-            seconds=result.seconds,
-            predicted_bytes=self._eligible.predicted_bytes(config),
-            why=why,
-        )
-
-    def _add(self, config: TrialConfig, role: Role, why: str, **request: Any) -> TrialRecord:
-        """Run a trial that no sampler proposed."""
-        record = self._study.add(self._trial(config, role, why, **request))
-        self._observer.trial_ended(record)
-        self._after(record)
-        return record
-
-    def _after(self, record: TrialRecord) -> None:
-        """End the search where a trial was ended from outside, or where all fail."""
-        if record.interrupted:
-            self._check_budget(1.0)
-            raise KeyboardInterrupt
-        failed = ending.all_failed(self._records)
-        if len({r.config for r in failed}) >= FAILURES_ALIKE and ending.alike(failed):
-            raise ending.search_failed(failed)
+        else:
+            self._trials.skip(proposal, failure)
 
     def _playoff(self) -> None:
         """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
@@ -286,8 +220,8 @@ class Search:
             if not verdict.next_round or spent >= allowed:
                 return
             for config in verdict.next_round:
-                self._check_budget(PLAYOFF_SHARE)
-                self._add(config, Role.PLAYOFF, "play-off round")
+                self._trials.check_budget(PLAYOFF_SHARE)
+                self._trials.add(config, Role.PLAYOFF, "play-off round")
 
     def _verdict(self) -> playoff.Verdict:
         """Where the play-off stands; when all have failed in it, what the search's own runs say."""
@@ -309,8 +243,8 @@ class Search:
                 if r.config == winner
             ):
                 return True
-            self._check_budget(1.0)
-            record = self._add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
+            self._trials.check_budget(1.0)
+            record = self._trials.add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
             if record.outcome is Outcome.COMPLETED:
                 return True
             if record.outcome is Outcome.FAILED:
@@ -325,10 +259,7 @@ class Search:
             failure = self._check(winner, self._records, self._budget.seconds_left)
             if failure is None:
                 return confirmed
-            record = TrialRecord(
-                number=0, config=winner, role=Role.CONFIRMATION, outcome=Outcome.INFEASIBLE, failure=failure, why="soundness check"
-            )
-            self._observer.trial_ended(self._study.add(record))
+            self._trials.reject(winner, failure, "soundness check")
             self._search_on()
             confirmed = estimates(self._candidates) != {} and self._confirm()
         return confirmed
@@ -362,30 +293,16 @@ class Search:
         """Reason -> how many configurations of the space have no run."""
         return self._eligible.untested_counts(self._records)
 
-    def _check_budget(self, share: float) -> None:
-        self._budget.check(share, self._records)
-
     def _give_up(self, interrupted: bool) -> None:
         """Nothing completed: say why."""
         if interrupted:
             raise KeyboardInterrupt
-        failed = ending.all_failed(self._records)
-        if failed:
-            raise ending.search_failed(failed)
-        left = len(self._open())
-        if left:
-            raise UserError(
-                f"{self._stopped}, and no trial has completed; {left} configurations were not tried",
-                hint="give it more --trials or --timeout, or smaller batches with --batch-size",
-            )
-        unsound = ending.nothing_sound(self._records)
-        if unsound is not None:
-            raise unsound
-        predicted = [bytes_ for c in self._space.configs if (bytes_ := self._eligible.predicted_bytes(c)) is not None]
-        terms = self._terms
-        raise ending.nothing_fits(
+        predicted = map(self._eligible.predicted_bytes, self._space.configs)
+        raise ending.nothing_completed(
             self._records,
-            effective_batch=terms.effective_batch,
-            limit_bytes=terms.memory_limit_bytes,
-            predicted_bytes=predicted,
+            stopped=self._stopped,
+            left=len(self._open()),
+            effective_batch=self._terms.effective_batch,
+            limit_bytes=self._terms.memory_limit_bytes,
+            predicted_bytes=[size for size in predicted if size is not None],
         )

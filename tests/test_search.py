@@ -19,6 +19,7 @@ from rich.console import Console
 import autofit
 from autofit.baselines import plain_defaults
 from autofit.cli import cli
+from autofit.conduct import FAILURES_ALIKE
 from autofit.config import Precision, TrialConfig
 from autofit.errors import NothingFits, SearchFailed, UserError
 from autofit.landscape import Landscape
@@ -27,7 +28,7 @@ from autofit.predict import dominates
 from autofit.report import render
 from autofit.result import TuneResult, estimates
 from autofit.runner import TrialRequest, TrialResult
-from autofit.search import CONFIRMATIONS, FAILURES_ALIKE
+from autofit.search import CONFIRMATIONS
 from autofit.spec import SearchSpec, Workload
 from autofit.study import CONSTRAINT, RECORD
 from autofit.testing import simulated_landscape
