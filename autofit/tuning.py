@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autofit.adaptation import adaptation_of
-from autofit.assemble import assemble
 from autofit.config import parse_precisions
-from autofit.epilogue import play
 from autofit.errors import UserError
 from autofit.evaluation import eval_batch_of
 from autofit.extras import parse_tune
@@ -18,14 +16,10 @@ from autofit.files import check_writable
 from autofit.landscape import Landscape
 from autofit.numerics import named_optim
 from autofit.observer import Observer, Silent
-from autofit.result import TuneResult, Warning
-from autofit.scene import Scene, identity, memory_limit, real_scene, reference_optim, replayed_scene
-from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
-from autofit.script_command import without_secrets
-from autofit.search import Search
-from autofit.soundness_check import check_of
+from autofit.result import TuneResult
+from autofit.scene import real_scene, replayed_scene
+from autofit.session import search_in
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
-from autofit.terms import Terms
 from autofit.tune_inputs import label_of, listed, names_of, object_file, whole_number
 from autofit.units import parse_duration, parse_size
 
@@ -140,11 +134,7 @@ def tune(
             precisions=parse_precisions(precision),
             optims=names_of(optim),
             checkpointing=None if checkpointing is None else (checkpointing,),
-            batch_sizes=(batch_size,)
-            if isinstance(batch_size, int)
-            else None
-            if batch_size is None
-            else tuple(batch_size),
+            batch_sizes=(batch_size,) if isinstance(batch_size, int) else None if batch_size is None else tuple(batch_size),
             keep_numerics=keep_numerics,
             reference_optim=named_optim(args),
             tune=parse_tune(tune),
@@ -190,96 +180,4 @@ def run_search(
         else real_scene(spec, observer, predict=predict)
     )
     with scene_of as scene:
-        return _search_in(scene, spec, study, observer)
-
-
-def _search_in(
-    scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer
-) -> TuneResult:
-    from autofit.journal import open_study, stored_identity
-    from autofit.sampler import make_sampler
-    from autofit.study import TrialStudy
-
-    stored = stored_identity(study_path) if study_path is not None else None
-    limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
-    for removal in scene.space.removals:
-        observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
-    forecast = scene.predictor(limit) if scene.predictor is not None else None
-    sampler = make_sampler(
-        spec.sampler,
-        space=scene.space,
-        seed=spec.seed,
-        tolerance=spec.tolerance,
-        memory_limit_bytes=limit,
-        memory=forecast,
-        time=forecast,
-    )
-    study = TrialStudy(
-        open_study(study_path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space
-    )
-    as_it_is = own_configuration(scene.facts)
-    if as_it_is is not None:
-        run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
-    check = None if scene.replayed else check_of(scene, spec, limit_bytes=limit, say=observer.note)
-    search = Search(
-        terms=Terms(
-            effective_batch=spec.effective_batch,
-            memory_limit_bytes=limit,
-            trials=spec.trials,
-            timeout_seconds=spec.timeout_seconds,
-            trial_timeout_seconds=spec.trial_timeout_seconds,
-            tolerance=spec.tolerance,
-            seed=spec.seed,
-            native_precisions=scene.device.precisions,
-            default_optim=scene.default_optim,
-            argument_defaults=scene.argument_defaults,
-            baselines_outside_space=not scene.replayed,
-        ),
-        space=scene.space,
-        study=study,
-        runner=scene.runner,
-        memory=forecast,
-        observer=observer,
-        check=check,
-    )
-    epilogue = play(
-        search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
-    )
-    finished = getattr(sampler, "certificate", None)
-    searched = [record for record in study.records if not record.after_search]
-    certificate = finished(searched) if finished is not None else None
-    fallback = getattr(scene.runner, "fallback_reason", None)
-    result = assemble(
-        finding=epilogue.finding,
-        evaluation=epilogue.evaluation,
-        records=study.records,
-        spec=replace(spec, workload=_kept_workload(spec.workload)),
-        space=scene.space,
-        device=scene.device,
-        memory_limit_bytes=limit,
-        default_optim=scene.default_optim,
-        untested=search.untested,
-        certificate=None if certificate is None else certificate_json(certificate),
-        software=scene.facts.get("software"),
-        model=scene.facts.get("model"),
-        reference_optim=reference_optim(spec, scene.facts),
-        argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
-        soundness=None if check is None else check.summary,
-        warnings=(*scene.warnings, *epilogue.warnings, *(check.warnings if check else ()), *([Warning(code="spawned", message=fallback)] if fallback else [])),
-    )
-    return result if as_it_is is None else with_as_it_is(result, as_it_is)
-
-
-def _kept_workload(workload: Workload) -> Workload:
-    """The workload as a file keeps it: no path of a private file, no secret of a command line."""
-    script = None if workload.script is None else without_secrets(workload.script)
-    return replace(workload, objects_path=None, script=script)
-
-
-def certificate_json(certificate: Any) -> dict[str, Any]:
-    """The sampler's certificate as JSON."""
-    data = asdict(certificate)
-    data["best"] = certificate.best.to_json()
-    for raw, contender in zip(data["contenders"], certificate.contenders):
-        raw["config"] = contender.config.to_json()
-    return data
+        return search_in(scene, spec, study, observer)

@@ -1,0 +1,159 @@
+"""One search in its scene: study, sampler and search are put together, run, and what they found becomes the result."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofit.assemble import assemble
+from autofit.epilogue import Epilogue, play
+from autofit.observer import Observer
+from autofit.result import TuneResult, Warning
+from autofit.scene import Scene, identity, memory_limit, reference_optim
+from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
+from autofit.script_command import without_secrets
+from autofit.search import Search
+from autofit.soundness_check import SoundnessCheck, check_of
+from autofit.spec import SearchSpec, Workload
+from autofit.terms import Terms
+
+if TYPE_CHECKING:
+    from autofit.forecast import TracedForecast
+    from autofit.study import TrialStudy
+
+
+def search_in(
+    scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer
+) -> TuneResult:
+    """Search where `scene` says, as `spec` says. See `tuning.tune` for what is raised.
+
+    Args:
+        scene: runner, device and space.
+        spec: the terms.
+        study_path: journal file; None = in memory.
+        observer: told of every trial.
+    """
+    from autofit.journal import stored_identity
+
+    stored = stored_identity(study_path) if study_path is not None else None
+    limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
+    for removal in scene.space.removals:
+        observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
+    forecast = scene.predictor(limit) if scene.predictor is not None else None
+    study = _study(scene, spec, study_path, limit, forecast)
+    as_it_is = own_configuration(scene.facts)
+    if as_it_is is not None:
+        run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
+    check = None if scene.replayed else check_of(scene, spec, limit_bytes=limit, say=observer.note)
+    search = Search(
+        terms=_terms(scene, spec, limit),
+        space=scene.space,
+        study=study,
+        runner=scene.runner,
+        memory=forecast,
+        observer=observer,
+        check=check,
+    )
+    epilogue = play(
+        search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
+    )
+    result = _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check)
+    return result if as_it_is is None else with_as_it_is(result, as_it_is)
+
+
+def _study(
+    scene: Scene,
+    spec: SearchSpec,
+    path: str | Path | None,
+    limit: int,
+    forecast: TracedForecast | None,
+) -> TrialStudy:
+    """The study with its sampler; a file is gone on with."""
+    from autofit.journal import open_study
+    from autofit.sampler import make_sampler
+    from autofit.study import TrialStudy
+
+    sampler = make_sampler(
+        spec.sampler,
+        space=scene.space,
+        seed=spec.seed,
+        tolerance=spec.tolerance,
+        memory_limit_bytes=limit,
+        memory=forecast,
+        time=forecast,
+    )
+    return TrialStudy(
+        open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space
+    )
+
+
+def _terms(scene: Scene, spec: SearchSpec, limit: int) -> Terms:
+    return Terms(
+        effective_batch=spec.effective_batch,
+        memory_limit_bytes=limit,
+        trials=spec.trials,
+        timeout_seconds=spec.timeout_seconds,
+        trial_timeout_seconds=spec.trial_timeout_seconds,
+        tolerance=spec.tolerance,
+        seed=spec.seed,
+        native_precisions=scene.device.precisions,
+        default_optim=scene.default_optim,
+        argument_defaults=scene.argument_defaults,
+        baselines_outside_space=not scene.replayed,
+    )
+
+
+def _result(
+    scene: Scene,
+    spec: SearchSpec,
+    study: TrialStudy,
+    limit: int,
+    *,
+    search: Search,
+    epilogue: Epilogue,
+    check: SoundnessCheck | None,
+) -> TuneResult:
+    fallback = getattr(scene.runner, "fallback_reason", None)
+    spawned = () if fallback is None else (Warning(code="spawned", message=fallback),)
+    return assemble(
+        finding=epilogue.finding,
+        evaluation=epilogue.evaluation,
+        records=study.records,
+        spec=replace(spec, workload=_kept_workload(spec.workload)),
+        space=scene.space,
+        device=scene.device,
+        memory_limit_bytes=limit,
+        default_optim=scene.default_optim,
+        untested=search.untested,
+        certificate=_certificate(study),
+        software=scene.facts.get("software"),
+        model=scene.facts.get("model"),
+        reference_optim=reference_optim(spec, scene.facts),
+        argument_defaults={k: scene.argument_defaults[k] for k in sorted(scene.argument_defaults)},
+        soundness=None if check is None else check.summary,
+        warnings=(*scene.warnings, *epilogue.warnings, *(check.warnings if check else ()), *spawned),
+    )
+
+
+def _kept_workload(workload: Workload) -> Workload:
+    """The workload as a file keeps it: no path of a private file, no secret of a command line."""
+    script = None if workload.script is None else without_secrets(workload.script)
+    return replace(workload, objects_path=None, script=script)
+
+
+def _certificate(study: TrialStudy) -> dict[str, Any] | None:
+    """The sampler's certificate over the search's own trials, as JSON; None where it has none."""
+    finished = getattr(study.sampler, "certificate", None)
+    searched = [record for record in study.records if not record.after_search]
+    certificate = finished(searched) if finished is not None else None
+    return None if certificate is None else certificate_json(certificate)
+
+
+def certificate_json(certificate: Any) -> dict[str, Any]:
+    """The sampler's certificate as JSON."""
+    data = asdict(certificate)
+    data["best"] = certificate.best.to_json()
+    for raw, contender in zip(data["contenders"], certificate.contenders):
+        raw["config"] = contender.config.to_json()
+    return data
