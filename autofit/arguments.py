@@ -29,6 +29,23 @@ KNOWN_DEFAULTS: Mapping[str, Any] = {
     "use_liger_kernel": False,
 }
 
+#: What a trial and a trace must not do, whatever the user's own arguments say: write, report, evaluate, or stop early for another reason.
+SILENT_ARGUMENTS: Mapping[str, Any] = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "logging_strategy": "no",
+    "disable_tqdm": True,
+    "push_to_hub": False,
+    "load_best_model_at_end": False,
+    "auto_find_batch_size": False,
+    "num_train_epochs": 1,
+    "logging_first_step": False,
+    "eval_on_start": False,
+    "enable_jit_checkpoint": False,
+    "resume_from_checkpoint": None,
+}
+
 
 def explicit_arguments(config: TrialConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Every knob as a keyword, also where it equals the default, so that nothing of a base `args` shines through.

@@ -25,6 +25,7 @@ from autofit.spec import Workload
 from autofit.trial import Outcome, Reason
 from autofit.units import GIB, MIB
 from tests import training
+from tests.processes import gone_within, marked
 
 CONFIG = TrialConfig(per_device_train_batch_size=4, gradient_accumulation_steps=2)
 BERT = Workload(model="bert-tiny", seq_len=32)
@@ -255,6 +256,7 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, after: float)
         from autofit.runner import TrialRequest
         from autofit.spec import Workload
         from tests import training
+from tests.processes import gone_within, marked
         from tests.test_process import CONFIG
         with ObjectFile({"model": training.Hangs(), "train_dataset": training.Rows()}) as objects:
             with ProcessRunner(Workload(model="<test>", objects_path=objects.path), "cpu") as runner:
@@ -264,27 +266,11 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, after: float)
     env = {**os.environ, "AUTOFIT_TEST_MARKER": marker, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen([sys.executable, "-c", script], env=env, cwd=Path(__file__).parent.parent)
     deadline = time.monotonic() + 60
-    while len(_marked(marker)) < 2 and time.monotonic() < deadline:
+    while len(marked(marker)) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(_marked(marker)) >= 2
+    assert len(marked(marker)) >= 2
     time.sleep(after)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while _marked(marker) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert _marked(marker) == []
+    assert gone_within(marker, 5) == []
     assert list(tmp_path.glob("autofit-*")) == [], "no file outlives it either"
-
-
-def _marked(marker: str) -> list[int]:
-    """Processes, zombies aside, with the marker in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if marker.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found

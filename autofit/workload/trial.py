@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments, set_seed
 
-from autofit.arguments import explicit_arguments
+from autofit.arguments import SILENT_ARGUMENTS, explicit_arguments
 from autofit.config import PRECISION_FACTS, TrialConfig
 from autofit.errors import ScriptError, UserError
 from autofit.measurement import Measurement
@@ -49,22 +49,6 @@ from autofit.workload.token_count import tokens_per_sample
 from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
 MAX_STEPS = 100_000
-#: What a trial must not do, whatever the user's own arguments say: write, report, evaluate, or stop early for another reason.
-TRIAL_ARGUMENTS: Mapping[str, Any] = {
-    "report_to": "none",
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "logging_strategy": "no",
-    "disable_tqdm": True,
-    "push_to_hub": False,
-    "load_best_model_at_end": False,
-    "auto_find_batch_size": False,
-    "num_train_epochs": 1,
-    "logging_first_step": False,
-    "eval_on_start": False,
-    "enable_jit_checkpoint": False,
-    "resume_from_checkpoint": None,
-}
 
 
 def answer_trial(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -138,7 +122,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
 def script_arguments(config: TrialConfig, *, cpu: bool) -> dict[str, Any]:
     """What is replaced in a script's own TrainingArguments; its seed and all that is not named here stay."""
     defaults = argument_defaults()
-    arguments = {**explicit_arguments(config, defaults), **TRIAL_ARGUMENTS, "max_steps": MAX_STEPS}
+    arguments = {**explicit_arguments(config, defaults), **SILENT_ARGUMENTS, "max_steps": MAX_STEPS}
     if cpu:
         arguments["use_cpu"] = True
     return {name: value for name, value in arguments.items() if name in defaults}
@@ -171,7 +155,7 @@ def trial_arguments(
 ) -> TrainingArguments:
     """The user's arguments, of their own class, with the configuration's knobs, and without side effects."""
     defaults = argument_defaults(cls)
-    arguments = {**base, **explicit_arguments(trial_config(request), defaults), **TRIAL_ARGUMENTS}
+    arguments = {**base, **explicit_arguments(trial_config(request), defaults), **SILENT_ARGUMENTS}
     arguments |= {"output_dir": output_dir, "max_steps": MAX_STEPS, "seed": request.seed}
     if arguments.get("lr_scheduler_type") in NEEDS_EVALUATION:
         arguments["lr_scheduler_type"] = "constant"

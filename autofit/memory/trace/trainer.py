@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from autofit.arguments import SILENT_ARGUMENTS, checkpointing_name
 from autofit.memory.events import Kind, Moment
 from autofit.memory.trace.loop import UNTRACEABLE, in_loading_order, optimizer_tensors
 from autofit.memory.trace.optimizers import without_kernels
@@ -26,15 +27,8 @@ from autofit.memory.trace.settings import StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
 from autofit.protocol import SCRATCH
 
-_QUIET: Mapping[str, Any] = {
-    "report_to": "none",
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "logging_strategy": "no",
-    "disable_tqdm": True,
-    "push_to_hub": False,
-    "load_best_model_at_end": False,
-    "auto_find_batch_size": False,
+_OWN_ARGUMENTS: Mapping[str, Any] = {
+    **SILENT_ARGUMENTS,
     "dataloader_pin_memory": False,
     "dataloader_num_workers": 0,
     "use_cpu": True,
@@ -170,11 +164,12 @@ def train(
 
 
 def _arguments(settings: StepSettings, directory: str, device: torch.device) -> TrainingArguments:
-    kept = {**settings.arguments, **_QUIET, "output_dir": directory, "max_steps": settings.steps}
+    known = TrainingArguments.__dataclass_fields__
+    own = {name: value for name, value in _OWN_ARGUMENTS.items() if name in known}
+    kept = {**settings.arguments, **own, "output_dir": directory, "max_steps": settings.steps}
     kept["per_device_train_batch_size"] = settings.batch
     kept["gradient_accumulation_steps"] = settings.accumulation
-    new = "activation_checkpointing" in TrainingArguments.__dataclass_fields__
-    name = "activation_checkpointing" if new else "gradient_checkpointing"
+    name = checkpointing_name(known)
     if kept.get(name):
         options = kept.get(f"{name}_kwargs") or {"use_reentrant": False}
         kept[f"{name}_kwargs"] = {**options, "preserve_rng_state": False}  # random states live on the host
