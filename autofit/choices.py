@@ -27,8 +27,6 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
     capabilities = capabilities_of(facts)
     if spec.workload.script is not None and "attn" in spec.tune:
         raise UserError("--tune attn cannot be used: the script loads its model itself", hint="leave attn out of --tune")
-    if spec.keep_numerics and "pure_bf16" in spec.tune:
-        raise UserError("--keep-numerics and --tune pure_bf16 exclude each other", hint="leave one of them out")
     wider = widen(
         spec.tune,
         capabilities,

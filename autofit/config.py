@@ -8,7 +8,7 @@ inside: weight dtype, autocast dtype and fp32 matmul mode are three separate thi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -171,6 +171,8 @@ def parse_precisions(names: Sequence[str] | str | None) -> tuple[Precision, ...]
     """
     if names is None:
         return None
+    if not isinstance(names, Collection) or isinstance(names, bytes):
+        raise UserError(f"precisions are names, got {names!r}", hint=f"choose from {', '.join(Precision)}")
     wanted = [str(name).strip() for name in (names.split(",") if isinstance(names, str) else names)]
     for name in wanted:
         if name not in set(Precision):

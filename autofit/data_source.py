@@ -37,6 +37,11 @@ class DataSource:
     def __post_init__(self) -> None:
         if not self.dataset:
             raise UserError("the dataset has no name", hint="--dataset takes a file, a directory or a hub name")
+        for name in ("split", "label_column", "tokenizer"):
+            if getattr(self, name) is not None and not str(getattr(self, name)).strip():
+                raise UserError(f"--{name.replace('_', '-')} is empty", hint="leave it out, or name one")
+        if len(set(self.text_columns)) < len(self.text_columns):
+            raise UserError(f"column {self.text_columns[0]!r} is named twice for the text", hint="a pair of texts is two columns")
         if len(self.text_columns) > MAX_TEXT_COLUMNS:
             raise UserError(
                 f"a row has one text or a pair of texts, got {len(self.text_columns)} text columns",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,8 @@ def parse_tune(names: Sequence[str] | str | None) -> tuple[str, ...]:
     """
     if names is None:
         return ()
+    if not isinstance(names, Collection) or isinstance(names, bytes):
+        raise UserError(f"--tune takes names, got {names!r}", hint=f"choose from {', '.join(KNOBS)}")
     wanted = [str(name).strip() for name in (names.split(",") if isinstance(names, str) else names)]
     for name in wanted:
         if name not in KNOBS:

@@ -18,12 +18,13 @@ from autofit.measurement import Measurement
 from autofit.predict import dominates
 from autofit.process import ProcessRunner
 from autofit.runner import Runner, TrialRequest
-from autofit.scene import choose_device, memory_limit, space_of
+from autofit.scene import choose_device, data_identity, memory_limit, space_of
 from autofit.spec import SearchSpec
 from autofit.trial import Outcome
 from autofit.units import format_bytes
 
 FAILURES_BEFORE_STOP = 5
+WHERE_GIVEN = ("adaptation", "attention", "data")  #: in a landscape's own words only where they were asked for
 
 
 def record_landscape(
@@ -165,9 +166,11 @@ class Recording:
 
 def _described(spec: SearchSpec, facts: dict[str, Any]) -> dict[str, Any]:
     """What was recorded, as the file says it; a file with other values is another landscape."""
-    adaptation = spec.workload.adaptation
+    adaptation, attention, data = spec.workload.adaptation, spec.workload.attn_implementation, data_identity(facts["model"])
     return {
         **({} if adaptation is None else {"adaptation": adaptation.to_json()}),
+        **({} if attention is None else {"attention": attention}),
+        **data,
         "model": spec.workload.model,
         "digest": facts["model"]["digest"],
         "task": facts["model"]["task"],
@@ -197,7 +200,7 @@ def _existing(path: str | Path, described: dict[str, object], device: Device) ->
     if not Path(path).exists():
         return {}
     found = Landscape.load(path)
-    different = [name for name, value in described.items() if found.spec.get(name) != value]
+    different = [name for name in (*described, *WHERE_GIVEN) if found.spec.get(name) != described.get(name)]
     if different or found.device.name != device.name:
         what = different[0].replace("_", " ") if different else "device"
         raise FileFormatError(f"{str(path)!r} is the landscape of another {what}", hint="give another --output")

@@ -237,14 +237,14 @@ def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
         "effective_batch": spec.effective_batch,
         "device": scene.device.name,
         "memory_limit": limit,
-        **_data_identity(model),
+        **data_identity(model),
         "attention": spec.workload.attn_implementation,
         "torch": software.get("torch"),
         "transformers": software.get("transformers"),
     }
 
 
-def _data_identity(model: Mapping[str, Any]) -> dict[str, str]:
+def data_identity(model: Mapping[str, Any]) -> dict[str, str]:
     """The rows that are trained on, where their lengths matter."""
     data = model.get("data") or {}
     return {"data": f"{data.get('source')} {data['digest']}"} if data.get("digest") else {}

@@ -16,6 +16,7 @@ from autofit.errors import UserError
 T = TypeVar("T")
 MAX_EFFECTIVE_BATCH = 1 << 20
 MAX_SEQ_LEN = 1 << 20
+MAX_SEED = (1 << 32) - 1  #: of numpy's generators
 DEFAULT_TOLERANCE = 0.01
 
 
@@ -127,8 +128,25 @@ class SearchSpec:
             raise UserError(f"trials must be at least 1, got {self.trials}")
         if self.eval_batch_size is not None and not 1 <= self.eval_batch_size <= MAX_EFFECTIVE_BATCH:
             raise UserError(f"evaluation batch must be between 1 and {MAX_EFFECTIVE_BATCH}, got {self.eval_batch_size}")
-        if not 0 <= self.tolerance < 1:
-            raise UserError(f"tolerance must be at least 0 and below 1, got {self.tolerance}")
+        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 1:
+            raise UserError(f"tolerance must be at least 0 and below 1, got {self.tolerance!r}")
+        self._check_restrictions()
+
+    def _check_restrictions(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
+            raise UserError(f"seed must be a whole number between 0 and {MAX_SEED}, got {self.seed!r}")
+        for size in self.batch_sizes or ():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise UserError(f"a batch size must be a positive whole number, got {size!r}")
+        if self.batch_sizes == ():
+            raise UserError("an empty list of batch sizes", hint="leave it out to search them all")
+        if not isinstance(self.keep_numerics, bool):
+            raise UserError(f"keep_numerics must be True or False, got {self.keep_numerics!r}")
+        for value in self.checkpointing or ():
+            if not isinstance(value, bool):
+                raise UserError(f"checkpointing must be True, False or None, got {value!r}")
+        if self.keep_numerics and "pure_bf16" in self.tune:
+            raise UserError("--keep-numerics and --tune pure_bf16 exclude each other", hint="leave one of them out")
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON."""

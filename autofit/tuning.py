@@ -20,7 +20,16 @@ from autofit.result import TuneResult
 from autofit.scene import real_scene, replayed_scene
 from autofit.session import search_in
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
-from autofit.tune_inputs import label_of, listed, names_of, object_file, whole_number
+from autofit.tune_inputs import (
+    check_kinds,
+    keywords,
+    label_of,
+    listed,
+    names_of,
+    object_file,
+    sizes_of,
+    whole_number,
+)
 from autofit.units import parse_duration, parse_size
 
 SAMPLERS = ("auto", "tpe", "random", "grid")
@@ -104,6 +113,14 @@ def tune(
         NothingFits: no configuration fits under the limit.
         SearchFailed: the training itself fails in every trial.
     """
+    check_kinds(
+        args=args,
+        processing_class=processing_class,
+        trainer_cls=trainer_cls,
+        data_collator=data_collator,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+    )
     objects = {
         "model": None if isinstance(model, str | Path) else model,
         "model_init": model_init,
@@ -113,7 +130,7 @@ def tune(
         "processing_class": processing_class,
         "callbacks": listed(callbacks),
         "trainer_cls": trainer_cls,
-        "trainer_arguments": dict(trainer_kwargs) if trainer_kwargs else None,
+        "trainer_arguments": keywords(trainer_kwargs, "trainer_kwargs"),
         "arguments": None,
     }
     with object_file(objects, args) as path:
@@ -134,7 +151,7 @@ def tune(
             precisions=parse_precisions(precision),
             optims=names_of(optim),
             checkpointing=None if checkpointing is None else (checkpointing,),
-            batch_sizes=(batch_size,) if isinstance(batch_size, int) else None if batch_size is None else tuple(batch_size),
+            batch_sizes=sizes_of(batch_size),
             keep_numerics=keep_numerics,
             reference_optim=named_optim(args),
             tune=parse_tune(tune),

@@ -51,6 +51,10 @@ def test_every_field_is_part_of_the_identity() -> None:
     [
         ({"dataset": ""}, "no name"),
         ({"dataset": "x", "text_columns": ("a", "b", "c")}, "3 text columns"),
+        ({"dataset": "x", "text_columns": ("a", "a")}, "'a' is named twice"),
+        ({"dataset": "x", "split": ""}, "--split is empty"),
+        ({"dataset": "x", "label_column": " "}, "--label-column is empty"),
+        ({"dataset": "x", "tokenizer": ""}, "--tokenizer is empty"),
         ({"dataset": "x", "pad_to_multiple_of": 0}, "pad_to_multiple_of"),
         ({"dataset": "x", "pad_to_multiple_of": True}, "pad_to_multiple_of"),
         ({"dataset": "x", "packing": True, "pad_to_multiple_of": 8}, "no effect"),
@@ -64,10 +68,12 @@ def test_impossible_values_are_refused(fields: dict[str, Any], words: str) -> No
 def test_options_name_the_data() -> None:
     assert data_source_of({}) is None
     values = {"dataset": "r.csv", "text_column": "a, b", "label_column": "c", "packing": False, "pad_to_multiple_of": 8}
+    with refused("--text-column is empty"):
+        data_source_of({**values, "text_column": " , "})
     assert data_source_of(values) == DataSource(dataset="r.csv", text_columns=("a", "b"), label_column="c", pad_to_multiple_of=8)
 
 
-@pytest.mark.parametrize("option", [{"split": "train"}, {"text_column": "a"}, {"packing": True}, {"pad_to_multiple_of": 8}, {"tokenizer": "t"}])
+@pytest.mark.parametrize("option", [{"split": "train"}, {"text_column": "a"}, {"packing": True}, {"pad_to_multiple_of": 0}, {"tokenizer": ""}])
 def test_an_option_about_data_without_data_is_refused(option: dict[str, Any]) -> None:
     with refused("without --dataset"):
         data_source_of(option)

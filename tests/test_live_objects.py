@@ -341,10 +341,19 @@ def alive(pid: int) -> bool:
 # -- what is wrong with them ------------------------------------------------------------------------------------------
 
 
+class Stuck(list[int]):
+    """Could be a dataset, a collator or a callback, and cannot travel."""
+
+    on_train_begin = __call__ = list.append
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it holds a lock")
+
+
 @pytest.mark.parametrize("name", ["eval_dataset", "processing_class", "callbacks", "data_collator", "trainer_kwargs"])
 def test_what_cannot_be_sent_is_refused_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.scene.ProcessRunner", lambda *_, **__: pytest.fail("a process was started"))
-    thing: Any = threading.Lock()
+    thing: Any = Stuck()
     given = {"callbacks": [thing], "trainer_kwargs": {"lock": thing}}.get(name, thing)
     said = "trainer_arguments" if name == "trainer_kwargs" else name
     with refused(f"^{said} cannot be sent to a trial's process: TypeError", hint="builds it"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 
-from autofit.errors import SearchFailed, UserError
+from autofit.adaptation import adaptation_of
+from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.landscape import Landscape
 from autofit.recording import FAILURES_BEFORE_STOP, Recording, in_order, record_landscape
 from autofit.replay import ReplayRunner
 from autofit.runner import TrialRequest
 from autofit.spec import SearchSpec, Workload
 from tests.adversaries import CONTEXT, grid
+from tests.refusals import refused
 
 GRID = grid(effective_batch=8)
 CONFIGS = tuple(point.config for point in GRID.points)
@@ -99,6 +103,49 @@ def test_no_round_is_refused(tmp_path: Path) -> None:
     spec = SearchSpec(workload=Workload(model="bert-tiny"), effective_batch=8)
     with pytest.raises(UserError, match="rounds must be at least 1"):
         record_landscape(spec, tmp_path / "grid.json", rounds=0)
+
+
+class Described:
+    """A runner that is asked what there is, and nothing more."""
+
+    facts: dict[str, Any] = {"model": {"digest": "d", "task": "causal-lm", "seq_len": 8}, "software": {}, "device": GRID.device.to_json()}
+
+    def __init__(self, *_: Any) -> None:
+        self.context_bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def describe(self) -> dict[str, Any]:
+        return self.facts
+
+
+@pytest.mark.parametrize(
+    ("recorded_as", "workload", "data", "what"),
+    [
+        ({}, {}, {"source": "a.csv", "digest": "1"}, "data"),
+        ({"data": "a.csv 1"}, {}, {"source": "a.csv", "digest": "2"}, "data"),
+        ({"data": "a.csv 1"}, {}, None, "data"),
+        ({}, {"attn_implementation": "eager"}, None, "attention"),
+        ({"attention": "eager"}, {}, None, "attention"),
+        ({}, {"adaptation": adaptation_of(adapter="lora")}, None, "adaptation"),
+    ],
+)
+def test_a_landscape_of_other_data_attention_or_adapter_is_not_gone_on_with(
+    recorded_as: dict[str, Any], workload: dict[str, Any], data: Any, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofit.recording.ProcessRunner", Described)
+    monkeypatch.setitem(Described.facts["model"], "data", data)
+    spec = {"model": "m", "digest": "d", "task": "causal-lm", "seq_len": 8, "effective_batch": 8, "memory_limit_bytes": None}
+    path = tmp_path / "grid.json"
+    replace(GRID, spec={**spec, **recorded_as}).save(path)
+    before = path.read_bytes()
+    with refused(f"is the landscape of another {what}", hint="--output", kind=FileFormatError):
+        record_landscape(SearchSpec(workload=Workload(model="m", **workload), effective_batch=8, device="cpu"), path)
+    assert path.read_bytes() == before
 
 
 def test_a_replayed_trial_has_as_many_samples_as_one_run(tmp_path: Path) -> None:

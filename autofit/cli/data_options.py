@@ -22,7 +22,7 @@ DATA_OPTIONS = (
     click.option("--packing", is_flag=True, help="causal-lm: join the texts and cut them into blocks of --seq-len."),
     click.option("--pad-to-multiple-of", type=int, metavar="N", help="Pad batches to a multiple of N tokens."),
 )
-_FLAGS = {
+BESIDE_DATASET = {
     "split": "--split",
     "text_column": "--text-column",
     "label_column": "--label-column",
@@ -30,6 +30,11 @@ _FLAGS = {
     "packing": "--packing",
     "pad_to_multiple_of": "--pad-to-multiple-of",
 }  #: option -> flag of what has a meaning beside a dataset only
+
+
+def given(values: dict[str, Any], name: str) -> bool:
+    """Whether the option was given: a 0 is, a flag that is off is not."""
+    return values.get(name) is not None and values[name] is not False
 
 
 def data_source_of(values: dict[str, Any]) -> DataSource | None:
@@ -40,15 +45,17 @@ def data_source_of(values: dict[str, Any]) -> DataSource | None:
     """
     dataset = values.get("dataset")
     if dataset is None:
-        for name, flag in _FLAGS.items():
-            if values.get(name):
+        for name, flag in BESIDE_DATASET.items():
+            if given(values, name):
                 raise UserError(f"{flag} without --dataset has no meaning", hint="name the data with --dataset")
         return None
-    columns = values.get("text_column") or ""
+    columns = values.get("text_column")
+    if columns is not None and not columns.replace(",", "").strip():
+        raise UserError("--text-column is empty", hint="leave it out, or name one")
     return DataSource(
         dataset=dataset,
         split=values.get("split"),
-        text_columns=tuple(part.strip() for part in columns.split(",") if part.strip()),
+        text_columns=tuple(part.strip() for part in (columns or "").split(",") if part.strip()),
         label_column=values.get("label_column"),
         tokenizer=values.get("tokenizer"),
         packing=bool(values.get("packing")),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from autofit.adaptation import adaptation_of
-from autofit.cli.data_options import DATA_OPTIONS, data_source_of
+from autofit.cli.data_options import BESIDE_DATASET, DATA_OPTIONS, data_source_of, given
 from autofit.errors import UserError
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.units import parse_duration, parse_size
@@ -25,7 +25,13 @@ SCRIPT_DECIDES = {
     "--adapter-rank": "adapter_rank",
     "--adapter-target": "adapter_target",
     "--quantize": "quantize",
+    **{flag: name for name, flag in BESIDE_DATASET.items()},
 }  #: flag -> name of what a script says itself
+RECORDED = {
+    **{flag: name for flag, name in SCRIPT_DECIDES.items() if flag not in ("--model", "--task", "--seq-len", "--trust-remote-code")},
+    "--tune": "tune",
+    "--eval-batch-size": "eval_batch_size",
+}  #: flag -> name of what a recorded grid cannot be asked for
 CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
 
 
@@ -140,7 +146,7 @@ space_options = options(
 )
 budget_options = options(
     click.option("--trials", type=int, metavar="N", help="Most trials to run."),
-    click.option("--timeout", type=Duration(), metavar="10m", help="Longest time for the search."),
+    click.option("--timeout", type=Duration(), metavar="10m", help="Longest time for the search, from its first trial on."),
     click.option(
         "--sampler", type=click.Choice(("auto", "tpe", "random", "grid")), default="auto", show_default=True
     ),
@@ -187,6 +193,18 @@ def workload_of(values: dict[str, Any]) -> Workload:
     )
 
 
+def refuse_with_replay(values: dict[str, Any]) -> None:
+    """Check that nothing is asked for that a replay would have to run.
+
+    Raises:
+        UserError: it is, by the option's name.
+    """
+    for flag, name in RECORDED.items():
+        if given(values, name):
+            what = "evaluation" if name == "eval_batch_size" else "run but its own"
+            raise UserError(f"--replay and {flag} were both given: a recorded grid holds no {what}", hint="leave one of them out")
+
+
 def script_of(command: tuple[str, ...], values: dict[str, Any]) -> Workload:
     """The workload that is the user's own script.
 
@@ -196,7 +214,7 @@ def script_of(command: tuple[str, ...], values: dict[str, Any]) -> Workload:
     from autofit.script_command import label, parse_command
 
     for flag, name in SCRIPT_DECIDES.items():
-        if values.get(name):
+        if given(values, name):
             raise UserError(
                 f"{flag} and a script were both given: the script makes its own model and data", hint=f"leave {flag} out"
             )

@@ -8,6 +8,7 @@ import click
 
 from autofit.cli.options import (
     budget_options,
+    refuse_with_replay,
     script_of,
     space_options,
     spec_of,
@@ -57,10 +58,8 @@ def command(
         raise UserError("--study and --output name the same file", hint="give them different names")
     if script and replay is not None:
         raise UserError("--replay and a script were both given", hint="a recorded grid needs no script")
-    if replay is not None and values.get("eval_batch_size") is not None:
-        raise UserError(
-            "--replay and --eval-batch-size were both given: a recorded grid holds no evaluation", hint="leave one of them out"
-        )
+    if replay is not None:
+        refuse_with_replay(values)
     landscape = Landscape.load(replay) if replay is not None else None
     if landscape is not None:
         values["effective_batch"] = values.get("effective_batch") or landscape.effective_batch

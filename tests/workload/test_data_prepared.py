@@ -193,11 +193,47 @@ def test_packed_texts_are_blocks_of_one_length(model: Path, tmp_path: Path) -> N
         ({"text": ["a", "b"], "label": [0, None]}, "row 1 has no label in column 'label'"),
         ({"text": ["a", "b"], "label": [0, -1]}, "label -1 in column 'label' is out of range"),
         ({"text": ["a"] * 30, "label": [f"name {i}" for i in range(30)]}, "30 different values"),
+        ({"text": ["a", "b"], "label": [1.0, float("inf")]}, "label of row 1 in column 'label' is not finite"),
     ],
 )
 def test_rows_that_cannot_be_trained_on_are_refused(rows: dict[str, Any], words: str, model: Path, tmp_path: Path) -> None:
     with refused(words):
-        made(model, saved(rows, tmp_path / "data", "jsonl"))
+        made(model, saved(rows, tmp_path / "data", "parquet"))
+
+
+@pytest.mark.parametrize(
+    ("words", "tags", "said"),
+    [
+        ([["w1", "w2"]], [[0]], "row 0 has 2 words in column 'tokens' and 1 labels in column 'ner_tags'"),
+        ([["w1"], ["w2"]], [[0], [0, 1]], "row 1 has 1 words .* 2 labels"),
+        ([["w1", None]], [[0, 1]], "row 0 has a word without text"),
+    ],
+)
+def test_words_and_tags_that_do_not_match_are_refused(words: list[Any], tags: list[Any], said: str, model: Path, tmp_path: Path) -> None:
+    with refused(said):
+        made(model, saved({"tokens": words, "ner_tags": tags}, tmp_path / "data", "jsonl"), task=Task.TOKEN_CLASSIFICATION)
+
+
+def test_a_length_without_room_for_text_is_refused(model: Path, tmp_path: Path) -> None:
+    rows = saved(ROWS, tmp_path / "data", "csv")
+    assert made(model, rows, seq_len=3).longest() == 3
+    with refused("cannot be cut to 2 tokens: the tokenizer puts 2 around each", hint="--seq-len 3 or more"):
+        made(model, rows, seq_len=2)
+    pairs = saved({"text_a": ["w1 w2"], "text_b": ["w3"], "label": [0]}, tmp_path / "pairs", "csv")
+    with refused("puts 3 around each", hint="--seq-len 5 or more"):
+        made(model, pairs, seq_len=3)
+
+
+def test_rows_that_were_saved_as_tensors_are_read_as_values(model: Path, tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(ROWS | {"label": [0, 1, 0, 2, 1, 0]}).with_format("torch").save_to_disk(tmp_path / "tensors")
+    assert made(model, str(tmp_path / "tensors")).rows()["labels"] == [0, 1, 0, 2, 1, 0]
+
+
+def test_the_multiple_that_batches_are_padded_to_is_part_of_what_the_data_is(model: Path, tmp_path: Path) -> None:
+    rows = saved(ROWS, tmp_path / "data", "csv")
+    plain, padded = made(model, rows).facts(), made(model, rows, pad_to_multiple_of=8).facts()
+    assert plain["lengths"] == padded["lengths"]
+    assert plain["digest"] != padded["digest"]
 
 
 def test_class_labels_outside_their_classes_are_refused(model: Path, tmp_path: Path) -> None:
@@ -216,6 +252,11 @@ def test_class_labels_outside_their_classes_are_refused(model: Path, tmp_path: P
         ("none.csv", None, "does not exist"),
         ("empty.csv", "", "is empty"),
         ("header.csv", "text,label\n", "is empty"),
+        ("empty.jsonl", "", "is empty"),
+        ("empty.parquet", "", "is empty"),
+        ("null.json", " null", "first row is no JSON object"),  # ends the process that lets datasets read it
+        ("null.jsonl", 'null\n{"text": "a"}\n', "first row is no JSON object"),
+        ("x" * 300, None, "neither a path nor in the local cache"),
         ("torn.csv", "text,label\na,b\nc,d,e,f\n", "cannot be read"),
         ("torn.jsonl", '{"text": 1}\n{oops\n', "cannot be read"),
         ("torn.parquet", "oops", "cannot be read"),
@@ -227,7 +268,7 @@ def test_files_that_cannot_be_read_are_refused(name: str, content: str | None, w
     if content is not None:
         path.write_text(content)
     with refused(words):
-        load_rows(DataSource(dataset=str(path)), tmp_path / "cache")
+        load_rows(DataSource(dataset=str(path) if len(name) < 256 else name), tmp_path / "cache")
 
 
 def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -236,6 +277,11 @@ def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for dataset in (splits, saved(ROWS, tmp_path / "data", "csv"), saved(ROWS, tmp_path / "data", "dataset")):
         with refused("no split 'validation'"):
             load_rows(DataSource(dataset=dataset, split="validation"), tmp_path / "cache")
+    datasets.Dataset.from_dict(ROWS).select([]).save_to_disk(tmp_path / "no rows")
+    datasets.DatasetDict({}).save_to_disk(tmp_path / "no splits")
+    for name in ("no rows", "no splits"):
+        with refused("is empty"):
+            load_rows(DataSource(dataset=str(tmp_path / name)), tmp_path / "cache")
     (tmp_path / "folder").mkdir()
     with refused("was not saved by datasets"):
         load_rows(DataSource(dataset=str(tmp_path / "folder")), tmp_path / "cache")

@@ -126,6 +126,15 @@ def test_an_empty_dataset_and_one_that_raises_are_refused() -> None:
         lengths_of(Torn([3] * 10))
 
 
+def test_a_dataset_that_raises_when_its_rows_are_counted_is_refused() -> None:
+    class Uncounted(Rows):
+        def __len__(self) -> int:
+            raise OSError("the index is missing")
+
+    with refused("training dataset raises when asked how many rows it has: OSError: the index is missing"):
+        lengths_of(Uncounted([]))
+
+
 def test_a_second_child_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path))
     first, second = Rows([{"input_ids": ids} for ids in IDS]), Rows([{"input_ids": ids} for ids in IDS])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,17 +36,17 @@ def load_rows(source: DataSource, cache_dir: Path) -> datasets.Dataset:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come as exceptions too
     path = Path(source.dataset).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path's own, it takes names that no file can have
         rows = _directory(source, path)
-    elif path.exists():
+    elif os.path.exists(path):
         rows = _file(source, path, cache_dir)
     elif _looks_like_path(source.dataset):
         raise UserError(f"the dataset {source.dataset!r} does not exist", hint=HINT_FORMATS)
     else:
         rows = _hub(source)
     if len(rows) == 0:
-        raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row")
-    return rows
+        raise _empty(source)
+    return rows.with_format(None)  # a saved one may hand out tensors
 
 
 def kinds_of(rows: datasets.Dataset) -> dict[str, Kind]:
@@ -76,18 +78,34 @@ def _file(source: DataSource, path: Path, cache_dir: Path) -> datasets.Dataset:
     builder = BUILDERS.get(path.suffix.lower())
     if builder is None:
         raise UserError(f"the format of {source.dataset!r} is not known by its name", hint=HINT_FORMATS)
+    if path.stat().st_size == 0:
+        raise _empty(source)
+    if builder == "json":
+        _refuse_no_objects(source, path)
     more = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
     try:
         return datasets.load_dataset(builder, data_files=str(path), split=source.split or "train", cache_dir=str(cache_dir), **more)
     except Exception as error:  # readers of three formats raise their own types; all of them come from the file
         if "corresponds to no data" in str(error):
-            raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row") from None
+            raise _empty(source) from None
         cause = error.__cause__ or error
         if type(cause).__name__ == "EmptyDataError":
-            raise UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row") from None
+            raise _empty(source) from None
         if "split" in str(error).lower():
             raise UserError(f"{source.dataset!r} has no split {source.split!r}", hint="a single file is the split train") from None
         raise UserError(f"the dataset {source.dataset!r} cannot be read: {first_line(cause)}") from error
+
+
+def _refuse_no_objects(source: DataSource, path: Path) -> None:
+    """Check how the first value begins: the JSON reader of datasets ends the whole process at a bare `null` there."""
+    with path.open("rb") as handle:
+        beginning = handle.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip()
+    if beginning and beginning[:1] not in b"{[":
+        raise UserError(f"the dataset {source.dataset!r} cannot be read: its first row is no JSON object", hint='each row is written as {"text": "...", "label": 0}')
+
+
+def _empty(source: DataSource) -> UserError:
+    return UserError(f"the dataset {source.dataset!r} is empty", hint="it needs at least one row")
 
 
 def _directory(source: DataSource, path: Path) -> datasets.Dataset:
@@ -96,6 +114,8 @@ def _directory(source: DataSource, path: Path) -> datasets.Dataset:
     except FileNotFoundError:
         raise UserError(f"directory {source.dataset!r} was not saved by datasets", hint=HINT_FORMATS) from None
     except Exception as error:  # arrow and JSON readers raise their own types
+        if isinstance(error, IndexError) and not any(path.glob("*.arrow")):  # it was saved without a row: there is no file of rows
+            raise _empty(source) from None
         raise UserError(f"the dataset {source.dataset!r} cannot be read: {first_line(error)}") from error
     if isinstance(found, datasets.Dataset):
         if source.split not in (None, "train"):
@@ -105,6 +125,8 @@ def _directory(source: DataSource, path: Path) -> datasets.Dataset:
 
 
 def _split_of(source: DataSource, found: Mapping[str, datasets.Dataset]) -> datasets.Dataset:
+    if not found:
+        raise _empty(source)
     name = source.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
     if name not in found:
         raise UserError(f"{source.dataset!r} has no split {name!r}", hint=f"its splits are {', '.join(found)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,3 +92,5 @@ def _refuse_missing(values: Sequence[Any], column: str) -> None:
     for row, value in enumerate(values):
         if value is None or value != value:
             raise UserError(f"row {row} has no label in column {column!r}", hint="remove such rows, or name another column with --label-column")
+        if isinstance(value, float) and math.isinf(value):
+            raise UserError(f"the label of row {row} in column {column!r} is not finite: {value}", hint="remove such rows, or name another column with --label-column")

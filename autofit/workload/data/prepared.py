@@ -29,7 +29,7 @@ from autofit.workload.data.columns import choose_columns
 from autofit.workload.data.files import kinds_of, load_rows
 from autofit.workload.data.labels import Labels, labels_of, tags_of
 from autofit.workload.data.tokenise import tokenising
-from autofit.workload.data.tokenizers import check_vocabulary, load_tokenizer, longest_allowed
+from autofit.workload.data.tokenizers import check_room, check_vocabulary, load_tokenizer, longest_allowed
 from autofit.workload.tasks import Task, max_positions, sequence_length
 
 MOST_ROWS = 100_000  #: that are tokenised: more say nothing new about lengths
@@ -100,7 +100,7 @@ class Prepared:
     def facts(self) -> dict[str, Any]:
         """For the result: where the data is from, its columns, its labels and its lengths."""
         lengths = self.lengths()
-        summary = lengths.summary().to_json()
+        summary, multiple = lengths.summary().to_json(), self.source.pad_to_multiple_of
         return {
             "source": self.source.dataset,
             "split": self.source.split,
@@ -109,7 +109,7 @@ class Prepared:
             "packing": self.source.packing,
             "truncated_at": self.limit,
             "uneven": lengths.uneven,
-            "digest": self.digest,
+            "digest": self.digest if multiple is None else f"{self.digest} in multiples of {multiple}",
             "lengths": {**summary, "rows": max(self.total, self.used) if not self.source.packing else self.used},
             "sampled_rows": None if self.used_all else self.used,
         }
@@ -149,6 +149,8 @@ def _prepare(workload: Workload, source: DataSource, task: Task, config: Pretrai
     asked = sequence_length(workload.seq_len, task, config) if source.packing or workload.seq_len is not None else None
     limit = longest_allowed(tokenizer, asked, max_positions(config))
     _check_tokenizer(tokenizer, task)
+    if not source.packing:
+        check_room(tokenizer, limit, pair=len(columns.text) == 2)
     make = tokenising(task, tokenizer, columns, labels, limit=limit, packing=source.packing)
     rows = _mapped(sample(raw, columns.text), make, directory / "rows.arrow")
     if len(rows) == 0:

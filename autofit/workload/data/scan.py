@@ -42,7 +42,7 @@ def lengths_of(
     """
     if not is_map_style(dataset):
         return None
-    if len(dataset) == 0:
+    if _count(dataset, what) == 0:
         raise UserError(f"the {what} dataset is empty", hint="give at least one sample")
     by_column = _by_column(dataset, length_column)
     if by_column is not None:
@@ -54,6 +54,13 @@ def lengths_of(
     if kept is not None and found is not None:
         _save(kept, found)
     return found
+
+
+def _count(dataset: Any, what: str) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:  # the user's own code may raise anything
+        raise UserError(f"the {what} dataset raises when asked how many rows it has: {type(error).__name__}: {first_line(error)}") from error
 
 
 def is_map_style(dataset: Any) -> bool:

@@ -43,9 +43,11 @@ def tokenising(
 
     def tagged(batch: Batch, indices: Sequence[int]) -> Rows:
         assert labels is not None
-        words = [[str(word) for word in row] for row in _texts(batch, columns.text[0], indices)]
+        words = [list(row) for row in _texts(batch, columns.text[0], indices)]
+        for index, row, tags in zip(indices, words, batch[labels.column]):
+            _check_words(index, row, tags, columns.text[0], labels.column)
         found = tokenizer(words, is_split_into_words=True, **options)
-        numbers = [_aligned(found.word_ids(i), tags, labels, indices[i]) for i, tags in enumerate(batch[labels.column])]
+        numbers = [_aligned(found.word_ids(i), tags, labels) for i, tags in enumerate(batch[labels.column])]
         return {**dict(found), "labels": numbers}
 
     def packed(batch: Batch, indices: Sequence[int]) -> Rows:
@@ -82,12 +84,17 @@ def _texts(batch: Batch, column: str, indices: Sequence[int]) -> list[Any]:
     return texts
 
 
-def _aligned(word_ids: Sequence[int | None], tags: Sequence[Any], labels: Labels, row: int) -> list[int]:
+def _check_words(row: int, words: Sequence[Any], tags: Sequence[Any], column: str, label: str) -> None:
+    if None in words:
+        raise UserError(f"row {row} has a word without text in column {column!r}", hint="remove such rows, or name another column")
+    if len(words) != len(tags):
+        raise UserError(f"row {row} has {len(words)} words in column {column!r} and {len(tags)} labels in column {label!r}", hint="each word has one label")
+
+
+def _aligned(word_ids: Sequence[int | None], tags: Sequence[Any], labels: Labels) -> list[int]:
     """A label for the first token of each word; the others do not count."""
     numbers, previous = [], None
     for word in word_ids:
-        if word is not None and word >= len(tags):
-            raise UserError(f"row {row} has {len(tags)} labels in column {labels.column!r} for more words than that")
         numbers.append(IGNORED if word is None or word == previous else int(labels.number(tags[word])))
         previous = word
     return numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,17 @@ def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
     """
     path = Path(name).expanduser()
     hint = "name a directory or a tokenizer.json with --tokenizer"
-    if path.is_dir() and not any((path / file).is_file() for file in FILES):
+    if os.path.isdir(path) and not any((path / file).is_file() for file in FILES):
         raise UserError(f"no tokenizer in directory {name!r}", hint=hint)
     try:
-        if path.is_file() and path.name == "config.json":
+        if os.path.isfile(path) and path.name == "config.json":
             tokenizer = _pretrained(str(path.parent), trust_remote_code=trust_remote_code)
-        elif path.is_file():
+        elif os.path.isfile(path):
             tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path))
         else:
             tokenizer = _pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers of a hundred models raise what they like; all of it comes from these files
-        where = "" if path.exists() else " here (it is not in the local cache, and names of presets have none)"
+        where = "" if os.path.exists(path) else " here (it is not in the local cache, and names of presets have none)"
         raise UserError(f"no tokenizer for {name!r}{where}: {first_line(error)}", hint=hint) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
@@ -47,7 +48,7 @@ def _pretrained(name: str, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception:
-        if Path(name).exists() or not hub_reachable():
+        if os.path.exists(name) or not hub_reachable():
             raise
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
@@ -59,6 +60,21 @@ def longest_allowed(tokenizer: Any, asked: int | None, positions: int | None) ->
     own = getattr(tokenizer, "model_max_length", None)
     known = [n for n in (own if isinstance(own, int) and own < NO_LIMIT else None, positions) if n is not None]
     return min(known) if known else None
+
+
+def check_room(tokenizer: Any, limit: int | None, *, pair: bool) -> None:
+    """Raise UserError when the tokens that go around every text leave no room for text: tokenizers then do not cut at all.
+
+    Args:
+        limit: tokens after which texts are cut; None = never.
+        pair: whether a row is two texts.
+    """
+    around = tokenizer.num_special_tokens_to_add(pair=pair)
+    if limit is not None and limit <= around:
+        least = around + (2 if pair else 1)
+        raise UserError(
+            f"texts cannot be cut to {limit} token{'s' if limit > 1 else ''}: the tokenizer puts {around} around each", hint=f"use --seq-len {least} or more"
+        )
 
 
 def check_vocabulary(tokenizer: Any, config: PretrainedConfig, largest: int) -> None:
