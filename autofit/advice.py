@@ -226,11 +226,11 @@ class Advisor:
         self, best: int, untested: int, contenders: tuple[Contender, ...], tolerance: float
     ) -> Certificate:
         statement = (
-            f"none of the {untested} untested configurations is predicted, at {LEVEL:.0%}, to fit and to beat "
-            f"{self._configs[best].label()} by more than {tolerance:.1%}"
+            f"none of the {untested} untested configurations is predicted, at {100 * LEVEL:.0f} %, to fit and to beat "
+            f"{self._configs[best].label()} by more than {100 * tolerance:.3g} %"
         )
         if tolerance > self._tolerance:
-            statement += f" (widened from {self._tolerance:.1%}: after {PATIENCE} completed trials each further one has to promise more)"
+            statement += f" (widened from {100 * self._tolerance:.3g} %: after {PATIENCE} completed trials each further one has to promise more)"
         if not untested:
             statement = "every configuration that can run was tried"
         return Certificate(

@@ -98,7 +98,7 @@ def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
         found.append(
             Warning(
                 code="prediction_off",
-                message=f"memory was predicted {worst[1]:+.0%} off for {worst[2].config.label()}",
+                message=f"memory was predicted {100 * worst[1]:+.0f} % off for {worst[2].config.label()}",
                 next_step="the measured numbers count; the prediction only ordered the trials",
             )
         )
@@ -117,7 +117,7 @@ def _noise(own: Sequence[TrialRecord]) -> list[Warning]:
     spreads = [_spread(r.measurement.typical_micro_seconds) for r in own if r.measurement and r.role is not Role.CONFIRMATION]
     pressures = [float((r.measurement.facts or {}).get("cpu_pressure_percent", 0.0)) for r in own if r.measurement]
     if spreads and statistics.median(spreads) > NOISY_SPREAD:
-        message = f"the machine is noisy: micro-steps of one trial spread by {statistics.median(spreads):.0%}"
+        message = f"the machine is noisy: micro-steps of one trial spread by {100 * statistics.median(spreads):.0f} %"
     elif pressures and max(pressures) > PRESSURE_PERCENT:
         message = f"other work competed for the processors ({max(pressures):.0f} % of the time)"
     else:
@@ -138,7 +138,7 @@ def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
     return [
         Warning(
             code="input_bound",
-            message=f"{statistics.median(shares):.0%} of the time goes into fetching data, not into training",
+            message=f"{100 * statistics.median(shares):.0f} % of the time goes into fetching data, not into training",
             next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
         )
     ]

@@ -243,4 +243,4 @@ def _large(value: float | None) -> float:
 
 
 def _percent(value: float | None) -> str:
-    return "more than can be said" if value is None else f"{value:.2%}".replace("%", " %")
+    return "more than can be said" if value is None else f"{100 * value:.3g} %"

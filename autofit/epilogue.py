@@ -107,7 +107,7 @@ def play(
         observer: told when evaluation is left out.
     """
     if finding.interrupted or not finding.confirmed or scene.replayed:
-        return Epilogue(finding=finding)
+        return Epilogue(finding=finding, warnings=_untried(finding, scene, spec))
     encore = _Encore(search=search, study=study, scene=scene, spec=spec, limit_bytes=limit_bytes)
     asked, data = asked_batch(spec, scene.facts)
     warnings: tuple[Warning, ...] = ()
@@ -124,6 +124,14 @@ def play(
         finding = replace(finding, interrupted=True)
     spent = sum(r.seconds for r in study.records[begin:])
     return Epilogue(finding=replace(finding, seconds=finding.seconds + spent), evaluation=encore.evaluation, warnings=warnings)
+
+
+def _untried(finding: Finding, scene: Scene, spec: SearchSpec) -> tuple[Warning, ...]:
+    """That an evaluation was asked for and not tried, as a warning."""
+    if scene.replayed or asked_batch(spec, scene.facts)[0] is None:
+        return ()
+    why = "the search was interrupted" if finding.interrupted else "the winner was not confirmed"
+    return (Warning(code="cut_short", message=f"evaluation was not tried: {why}", next_step="let the search end, with more --timeout"),)
 
 
 def asked_batch(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[int | None, str]:

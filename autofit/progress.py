@@ -1,7 +1,7 @@
 """What a search shows while it runs, on stderr: a line per trial, and on a terminal, below them, what is running now.
 
-Finished trials scroll up as a table that stays readable when the search ends, is interrupted, or is longer than the screen; only the last
-three lines are redrawn, when a trial begins or ends and once a second between, in under a millisecond each.
+Finished trials scroll up as a table that stays when the search ends; only the last three lines are redrawn, when a trial begins or ends
+and once a second between, in under a millisecond each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from autofit.config import TrialConfig
 from autofit.observer import Observer
 from autofit.trial import OUTSIDE, Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
-from autofit.wording import ROLE_NAMES, format_interval, format_speed, printable, says, wrapped
+from autofit.wording import ROLE_NAMES, cut, format_interval, format_speed, printable, says, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REFRESH_PER_SECOND = 1
 COUNTED = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)  #: roles that use up the budget of trials
-HEADER = f"{'#':>4}  {'configuration':<30} {'role':<8} {'samples/s':>9} {'memory':>9}  {'took':>7}"
+HEADER = f"{'#':>3}  {'configuration':<32} {'role':<8} {'samples/s':>9} {'memory':>9} {'took':>6}"  #: with `  best`, 79 characters
 
 
 class Progress(Observer, Protocol):
@@ -74,18 +74,21 @@ class Tally:
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, *, trials: int | None, timeout_seconds: float | None, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, trials: int | None, timeout_seconds: float | None, clock: Callable[[], float]) -> None:
         self._trials, self._timeout, self._clock = trials, timeout_seconds, clock
         self._begin = clock()
+        self._first: float | None = None
         self._speeds: dict[TrialConfig, list[float]] = {}
         self._infeasible: set[TrialConfig] = set()
-        self.ran = self.skipped = 0
+        self.ran = self.skipped = self.settling = 0
 
     def now(self) -> float:
-        """Seconds since the search began."""
+        """Seconds since the command began."""
         return self._clock() - self._begin
+
+    def begins(self) -> None:
+        """A trial begins: the first starts the budget of time, as it does in the search."""
+        self._first = self.now() if self._first is None else self._first
 
     def add(self, record: TrialRecord) -> bool:
         """Count a record; return whether its configuration is now, and was not before, the best."""
@@ -94,6 +97,8 @@ class Tally:
             self.skipped += 1
         elif record.role in COUNTED:
             self.ran += 1
+        else:
+            self.settling += 1
         if record.outcome is Outcome.INFEASIBLE:
             self._infeasible.add(record.config)
         speed = record.samples_per_second
@@ -109,13 +114,17 @@ class Tally:
         return max(means.items(), key=lambda item: item[1]) if means else None
 
     def left(self) -> str:
-        """`7 of 20 trials, 3 skipped, 1m 12s elapsed, 4m 03s left`."""
-        parts = [f"{self.ran} of {self._trials} trials" if self._trials is not None else f"{self.ran} trials"]
+        """`7 of 20 trials, 2 more to settle, 3 skipped, 1m 12s elapsed, 4m 03s left`."""
+        count = f"{self.ran} of {self._trials}" if self._trials is not None else str(self.ran)
+        parts = [f"{count} trial{'' if count == '1' else 's'}"]
+        if self.settling:
+            parts.append(f"{self.settling} more to settle")
         if self.skipped:
             parts.append(f"{self.skipped} skipped")
         parts.append(f"{_clock_time(self.now())} elapsed")
         if self._timeout is not None:
-            parts.append(f"{_clock_time(max(0.0, self._timeout - self.now()))} left")
+            spent = 0.0 if self._first is None else self.now() - self._first
+            parts.append(f"{_clock_time(max(0.0, self._timeout - spent))} left")
         return ", ".join(parts)
 
 
@@ -136,6 +145,7 @@ class LineProgress:
 
     def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
         """Say nothing: the line comes with the outcome."""
+        self._tally.begins()
 
     def trial_ended(self, record: TrialRecord) -> None:
         """Write the trial's line."""
@@ -158,7 +168,7 @@ class LineProgress:
 
 
 class LiveProgress:
-    """A table that grows upwards, and below it what is running, the best so far and the budget, redrawn once a second."""
+    """A table that grows upwards, and below it what runs, the best so far and the budget, redrawn once a second."""
 
     def __init__(self, console: Console, tally: Tally) -> None:
         self._console, self._tally = console, tally
@@ -193,6 +203,7 @@ class LiveProgress:
 
     def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
         """Show what runs now."""
+        self._tally.begins()
         self._running = (config, role, why, self._tally.now())
         self._redraw()
 
@@ -210,7 +221,6 @@ class LiveProgress:
 
     def note(self, message: str) -> None:
         """Show the message above the redrawn lines."""
-
         self._print(wrapped(message, self._console.width), "")
 
     def _print(self, lines: Sequence[str], style: str) -> None:
@@ -231,7 +241,7 @@ class LiveProgress:
 
         lines = footer_lines(self._tally, self._running)
         ascii_only = self._console.options.ascii_only
-        kept = [printable(line, ascii_only=ascii_only)[: max(1, self._console.width - 1)] for line in lines]
+        kept = [cut(printable(line, ascii_only=ascii_only), self._console.width - 1) for line in lines]
         return Text("\n".join(kept), no_wrap=True, overflow="crop")
 
 
@@ -241,11 +251,9 @@ def footer_lines(tally: Tally, running: tuple[TrialConfig, Role, str | None, flo
     if running is not None:
         config, role, why, begin = running
         because = f": {why}" if why else ""
-        lines.append(
-            f"  running  {config.label()} ({ROLE_NAMES[role]}) {_clock_time(tally.now() - begin)}{because}"
-        )
+        lines.append(f"  running  {config.label()} ({ROLE_NAMES[role]}) {_clock_time(tally.now() - begin)}{because}")
     else:
-        lines.append("  between trials")
+        lines.append("  between trials" if tally.ran else "  starting")
     if tally.best is not None:
         best, speed = tally.best
         lines.append(f"  best     {best.label()}, {format_speed(speed)} samples/s")
@@ -254,13 +262,13 @@ def footer_lines(tally: Tally, running: tuple[TrialConfig, Role, str | None, flo
 
 def record_rows(record: TrialRecord, width: int, *, best: bool = False) -> list[str]:
     """A trial as a row under `HEADER`, and what became of it where it has no measurement, folded under it."""
-    head = f"{record.number:>4}  {record.config.label():<30} {ROLE_NAMES[record.role]:<8}"
+    head = f"{record.number:>3}  {record.config.label():<32} {ROLE_NAMES[record.role]:<8}"
     if record.measurement is None or record.samples_per_second is None:
         assert record.failure is not None
         return _beside(head, says(record.failure), width)
     needed = record.measurement.memory.needed_bytes
     memory = format_bytes(needed) if needed is not None else ""
-    row = f"{head} {format_speed(record.samples_per_second):>9} {memory:>9}  {_clock_time(record.seconds):>7}"
+    row = f"{head} {format_speed(record.samples_per_second):>9} {memory:>9} {_clock_time(record.seconds):>6}"
     return [f"{row}  best" if best else row]
 
 
@@ -279,7 +287,6 @@ def record_line(record: TrialRecord) -> str:
 
 def _beside(head: str, text: str, width: int) -> list[str]:
     """`text` after `head`; where it is longer than the line, folded under it."""
-
     if len(head) + 1 + len(text) <= width:
         return [f"{head} {text}"]
     return [head.rstrip(), *wrapped(text, width, indent=" " * 6)]

@@ -101,7 +101,8 @@ def subject_lines(result: TuneResult, width: int) -> list[str]:
     """What was tuned, on what."""
     workload, model = result.spec.workload, result.model
     length = model.get("seq_len") or workload.seq_len
-    what = [workload.model, str(model.get("task") or workload.task or "")]
+    bundled = " (bundled config)" if model.get("source") == "preset" else ""
+    what = [f"{workload.model}{bundled}", str(model.get("task") or workload.task or "")]
     what += [workload.adaptation.label() if workload.adaptation is not None else ""]
     what += [f"length {length}" if length else "", f"effective batch {result.spec.effective_batch}"]
     device = result.device

@@ -34,7 +34,7 @@ UNTESTED_REASONS: Mapping[str, str] = {
     "predicted_too_big": "predicted not to fit",
     "dominated": "cannot fit: they need at least as much memory as one that did not",
     "departs_from_fp32": "in a precision that was found to depart from fp32",
-    "not_promising": "not run when the search ended",
+    "not_promising": "the search ended first",
     "not_promising_certified": "could run, but are not expected to win: see below",
 }
 
@@ -63,7 +63,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     if result.tied:
         legend.append("= tied with it")
     if any(result.changes(e.config) for e in ranked[:limit]):
-        legend.append(f"~ changes the mathematics of training ({result.reference_optim})")
+        legend.append(f"~ changes the mathematics of training (against {result.reference_optim})")
     if any(row[-1] for row in rows):
         legend.append("error: of the predicted memory")
     return [*lines, *more(len(ranked) - len(rows)), *wrapped("; ".join(legend), width, indent="  ")]
@@ -257,8 +257,10 @@ def cost_lines(result: TuneResult, width: int) -> list[str]:
     parts = [f"{cost.trials} to search", f"{settling} to settle ties and to confirm" if settling else ""]
     parts += [f"{after} on the winner's loader and evaluation" if after else ""]
     out_of_memory = f"; {cost.out_of_memory} ran out of memory" if cost.out_of_memory else ""
+    replayed = cost.seconds < cost.device_seconds  # the trials are a record, or a study's from before
+    rest = f"the recorded trials took {format_seconds(cost.device_seconds)}" if replayed else f"{format_seconds(cost.device_seconds)} of it in trials"
     text = (
-        f"{format_seconds(cost.seconds)} in all, {format_seconds(cost.device_seconds)} of it in trials: "
+        f"{format_seconds(cost.seconds)} in all, {rest}: "
         f"{', '.join(filter(None, parts))}{out_of_memory}."
     )
     lines = wrapped(text, width, indent="  ")

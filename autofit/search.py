@@ -108,7 +108,7 @@ class Search:
                 confirmed = self._confirm()
                 confirmed = self._checked(confirmed)
         except OutOfBudget as reason:
-            self._stopped += f"; {reason} before the confirmation"
+            self._stopped += "; nothing was left of it for the confirmation" if self._stopped == str(reason) else f"; {reason} before the confirmation"
         except KeyboardInterrupt:
             interrupted = True
         return self._finding(interrupted, confirmed)

@@ -83,8 +83,8 @@ def departure(
     if relative <= bound:
         return None
     message = (
-        f"in {precision} the loss of the first {count} steps is {relative:.1%} off fp32's ({statistics.fmean(ours):.4g} instead of "
-        f"{statistics.fmean(theirs):.4g}); rounding explains {bound:.1%}"
+        f"in {precision} the loss of the first {count} steps is {100 * relative:.3g} % off fp32's ({statistics.fmean(ours):.4g} instead of "
+        f"{statistics.fmean(theirs):.4g}); rounding explains {100 * bound:.3g} %"
     )
     return Failure(reason=Reason.DEPARTS_FROM_FP32, message=message)
 

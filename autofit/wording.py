@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 
 PROSE_WIDTH = 100  #: longer lines are hard to read, however wide the terminal
 NARROWEST_CELL = 12
+NO_BREAK = "\N{NO-BREAK SPACE}"
+UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|m?s|samples/s|tokens/s)(?![\w/]))")
 NARROWEST = 60  #: below this the terminal may wrap by itself: nothing is cut off
 
 ROLE_NAMES: Mapping[Role, str] = {
@@ -135,13 +138,22 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
     return kept.encode("ascii" if ascii_only else "utf-8", "replace").decode()
 
 
+def cut(line: str, room: int) -> str:
+    """Return `line`, or as much of it as there is room for, with dots that say so."""
+    return line if len(line) <= room else f"{line[: max(1, room - 4)].rstrip()} ..."
+
+
 def wrapped(text: str, width: int, *, indent: str = "", hanging: str | None = None) -> list[str]:
     """Return `text` in lines of at most `width`, words kept whole where they fit."""
     room = max(NARROWEST, min(width, PROSE_WIDTH))
     later = indent if hanging is None else hanging
-    return textwrap.wrap(
-        text, room, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False
-    ) or [""]
+    lines = textwrap.wrap(_whole(text), room, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines] or [""]
+
+
+def _whole(text: str) -> str:
+    """`text` with numbers tied to their units, so that no line ends between them."""
+    return UNIT.sub(NO_BREAK, text)
 
 
 def text_table(
@@ -167,7 +179,8 @@ def text_table(
         sizes[max(folding, key=lambda i: sizes[i])] -= 1
     lines = []
     for row in [[c.title for c in columns], *rows]:
-        cells = [textwrap.wrap(row[i], sizes[i], break_on_hyphens=False) or [""] for i in used]
+        folded = {i: textwrap.wrap(_whole(row[i]), sizes[i], break_on_hyphens=False) for i in used}
+        cells = [[line.replace(NO_BREAK, " ") for line in folded[i]] or [""] for i in used]
         for depth in range(max(map(len, cells))):
             texts = [cell[depth] if depth < len(cell) else "" for cell in cells]
             padded = [

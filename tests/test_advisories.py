@@ -85,7 +85,7 @@ def test_a_run_that_waits_for_its_data_is_said() -> None:
     micro = make_measurement(CONFIG, 100.0).t_micro
     (warning,) = of_winner(measured(fetch_seconds=(micro,)))
     assert one_line([warning]) == ["input_bound"]
-    assert warning.message.startswith("50%")
+    assert warning.message.startswith("50 %")
     assert "dataloader_num_workers" in str(warning.next_step)
 
 
@@ -151,7 +151,7 @@ def test_a_prediction_that_was_off_is_said_with_its_sign() -> None:
     assert advisories.of_records([record(0, 1.04), record(1, 0.96)]) == []
     (warning,) = advisories.of_records([record(0, 1.1), record(1, 0.8)])
     assert one_line([warning]) == ["prediction_off"]
-    assert "-20% off" in warning.message
+    assert "-20 % off" in warning.message
     assert CONFIG.label() in warning.message
 
 

@@ -35,7 +35,7 @@ def test_uneven_data_says_which_length_decided_the_memory() -> None:
     assert "r.csv: 4 rows, text in 'review', 3 labels." in report
     assert "Memory was decided by length 304" in report
     assert "longest 300 (all rows)" in report
-    assert "Padding was 40%" in report
+    assert "Padding was 40 %" in report
     assert data_problems(data) == []
 
 

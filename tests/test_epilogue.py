@@ -164,6 +164,18 @@ def test_without_time_it_says_what_was_left_out() -> None:
     assert "evaluation was not tried" in epilogue.warnings[0].message
 
 
+@pytest.mark.parametrize("why", ["interrupted", "not confirmed"])
+def test_an_answer_that_is_not_confirmed_says_that_its_evaluation_was_not_tried(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Play.run
+    monkeypatch.setattr(Play, "run", lambda self: replace(run(self), confirmed=False, interrupted=why == "interrupted"))
+    played, epilogue = afterwards(Device(), asked=8)
+    assert not [r for r in played.records if r.role is Role.EVALUATION]
+    (warning,) = epilogue.warnings
+    assert "evaluation was not tried" in warning.message
+    assert why in warning.message
+    assert afterwards(Device())[1].warnings == ()
+
+
 def test_what_was_run_before_is_not_run_again(tmp_path: Any) -> None:
     first, before = afterwards(Device(wait=1.0, fits=4), asked=8, path=tmp_path / "study")
     second, after = afterwards(Device(wait=1.0, fits=4), asked=8, path=tmp_path / "study")

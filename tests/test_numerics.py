@@ -146,6 +146,6 @@ class TestResult:
         result = make_result([make_record(0, config, 80.0), make_record(1, config.but(optim="sgd"), 100.0)])
         lines = measured_lines(result, measured(result), 120, None)
         assert [line.split()[0] for line in lines if "8x8" in line] == ["*~1", "0"]
-        assert "~ changes the mathematics of training (adamw_torch_fused)" in lines[-1]
+        assert "~ changes the mathematics of training (against adamw_torch_fused)" in lines[-1]
         kept = make_result([make_record(0, config, 80.0)])
         assert "~" not in "".join(measured_lines(kept, measured(kept), 120, None))

@@ -110,15 +110,19 @@ def test_play_off_and_skipped_trials_do_not_use_up_the_budget() -> None:
     count.add(make_record(1, FAST, reason=Reason.DOMINATED))
     count.add(make_record(2, SLOW, 40.0, role=Role.PLAYOFF))
     count.add(oom(3))
-    assert count.left() == "2 of 5 trials, 1 skipped, 0.0 s elapsed"
+    assert count.left() == "2 of 5 trials, 1 more to settle, 1 skipped, 0.0 s elapsed"
 
 
 def test_time_left_is_counted_down_and_never_negative() -> None:
     clock = Clock()
     count = tally(timeout_seconds=100.0, clock=clock)
     clock.seconds = 30.0
-    assert count.left() == "0 trials, 30 s elapsed, 1m 10s left"
-    clock.seconds = 130.0
+    assert count.left() == "0 trials, 30 s elapsed, 1m 40s left", "the search's own clock starts with its first trial"
+    count.begins()
+    clock.seconds = 40.0
+    count.begins()
+    assert count.left() == "0 trials, 40 s elapsed, 1m 30s left"
+    clock.seconds = 135.0
     assert count.left().endswith("0.0 s left")
 
 
@@ -169,13 +173,31 @@ def test_why_a_trial_has_no_speed_is_told_whole_at_any_width() -> None:
 def test_the_footer_has_what_runs_with_its_time_the_best_and_the_budget() -> None:
     clock = Clock()
     count = tally(trials=9, clock=clock)
-    assert footer_lines(count, None)[0] == "  between trials"
+    assert footer_lines(count, None)[0] == "  starting"
     count.add(make_record(0, FAST, 100.0, jitter=0.0))
+    assert footer_lines(count, None)[0] == "  between trials"
     clock.seconds = 12.0
     running, best, left = footer_lines(count, (SLOW, Role.PLAYOFF, "play-off round", 4.0))
     assert running == "  running  8x8 fp32 adamw_torch_fused (play-off) 8.0 s: play-off round"
     assert best == "  best     16x4 bf16 adamw_torch_fused, 100.0 samples/s"
     assert left == "  so far   1 of 9 trials, 12 s elapsed"
+
+
+def test_a_longest_usual_row_keeps_its_columns_in_80_characters() -> None:
+    config = make_config(32, precision=Precision.BF16, gradient_checkpointing=True)
+    assert config.label() == "32x2 bf16 ckpt adamw_torch_fused"
+    (row,) = record_rows(make_record(999, config, 40.0, needed_bytes=9 * GIB), 80, best=True)
+    assert row.index("search") == HEADER.index("role")
+    assert len(row) < 80
+
+
+def test_a_running_line_that_is_cut_says_so() -> None:
+    target, console = to_text(60, force_terminal=True, force_interactive=True)
+    with live_observer(console) as observer:
+        observer.trial_started(SLOW, Role.SEARCH, "predicted to be the fastest of all that may fit")
+    (running,) = {line for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", target.getvalue()) if "running" in line}
+    assert running.endswith(" ...")
+    assert len(running) < 60
 
 
 def test_a_terminal_is_redrawn_and_left_as_it_was() -> None:

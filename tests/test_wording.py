@@ -123,6 +123,14 @@ def test_numbers_are_aligned_right_and_empty_columns_left_out() -> None:
     ]
 
 
+def test_no_line_ends_between_a_number_and_its_unit() -> None:
+    text = "It is off by 6.25 % with 18.5 GiB to spare, at 221.9 samples/s, 7,099 tokens/s, in 1.2 s or 3 steps of it."
+    for width in range(60, 100):
+        lines = wrapped(text, width)
+        assert " ".join(lines) == text
+        assert not any(line.split()[0] in {"%", "GiB", "samples/s,", "tokens/s,", "s"} for line in lines)
+
+
 def test_long_text_is_wrapped_with_a_hanging_indent() -> None:
     lines = wrapped("word " * 30, 70, indent="  ", hanging="    ")
     assert len(lines) == 3

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.exceptions.Abort:
         complain(
             "interrupted before there was an answer",
-            hint="with --study FILE the next run goes on where this one stopped",
+            hint="with --study FILE the same command goes on where it stopped",
         )
         status = INTERRUPTED
     except click.ClickException as error:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         complain(
             "interrupted before there was an answer",
-            hint="with --study FILE the next run goes on where this one stopped",
+            hint="with --study FILE the same command goes on where it stopped",
         )
         status = INTERRUPTED
     except BrokenPipeError:

@@ -142,7 +142,6 @@ def resolve_with(workload: Workload, objects: LiveObjects | None) -> ResolvedMod
         objects=objects,
         adaptation=workload.adaptation,
         data=data,
-        warnings=found.warnings,
     )
 
 

@@ -31,12 +31,10 @@ class FoundConfig:
     Attributes:
         config: the config object.
         source: `local`, `cache`, `preset` or `hub`.
-        warnings: one line each, for the user.
     """
 
     config: PretrainedConfig
     source: str
-    warnings: tuple[str, ...] = ()
 
 
 def find_config(name: str, *, trust_remote_code: bool = False) -> FoundConfig:
@@ -50,7 +48,7 @@ def find_config(name: str, *, trust_remote_code: bool = False) -> FoundConfig:
         UserError: unknown, unreadable, gated, quantised, or in need of remote code that is not trusted.
     """
     path = Path(name).expanduser()
-    if path.exists():
+    if os.path.exists(path):  # unlike Path's own, it takes names that no file can have
         file = _config_file(path)
         origin = str(file.parent if file.name == CONFIG_NAME else file)
         return FoundConfig(config=_read(name, file, origin, trust_remote_code), source="local")
@@ -63,11 +61,7 @@ def find_config(name: str, *, trust_remote_code: bool = False) -> FoundConfig:
     if cached is not None:
         return FoundConfig(config=_read(name, cached, name, trust_remote_code), source="cache")
     if preset is not None:
-        return FoundConfig(
-            config=_from_values(name, presets.load(preset)),
-            source="preset",
-            warnings=(f"the config of {name} is the bundled preset {preset}: the hub was not asked",),
-        )
+        return FoundConfig(config=_from_values(name, presets.load(preset)), source="preset")
     return FoundConfig(config=_read(name, _download(name), name, trust_remote_code), source="hub")
 
 
