@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -108,7 +108,7 @@ def test_no_round_is_refused(tmp_path: Path) -> None:
 class Described:
     """A runner that is asked what there is, and nothing more."""
 
-    facts: dict[str, Any] = {"model": {"digest": "d", "task": "causal-lm", "seq_len": 8}, "software": {}, "device": GRID.device.to_json()}
+    facts: ClassVar[dict[str, Any]] = {"model": {"digest": "d", "task": "causal-lm", "seq_len": 8}, "software": {}, "device": GRID.device.to_json()}
 
     def __init__(self, *_: Any) -> None:
         self.context_bytes = 0
