@@ -171,7 +171,7 @@ def peft_config_json(config: Any) -> str:
     Raises:
         UserError: it is something else, or holds something that JSON cannot.
     """
-    if isinstance(config, type) or not hasattr(config, "peft_type") or not hasattr(config, "to_dict"):
+    if isinstance(config, type) or getattr(config, "peft_type", None) is None or not hasattr(config, "to_dict"):
         kind = config.__name__ if isinstance(config, type) else type(config).__name__
         raise UserError(f"peft_config must be a PeftConfig, got {kind}", hint="pass e.g. peft.LoraConfig(r=16, task_type=\"CAUSAL_LM\")")
     try:

@@ -48,8 +48,9 @@ def nothing_completed(
     if failed:
         return search_failed(failed)
     if left:
+        baselines = any(r.outcome is Outcome.COMPLETED for r in records)
         return UserError(
-            f"{stopped}, and no trial has completed; {left} configurations were not tried",
+            f"{stopped}, and no trial has completed{' but baselines that were not asked for' if baselines else ''}; {left} configurations were not tried",
             hint="give it more --trials or --timeout, or smaller batches with --batch-size",
         )
     return nothing_sound(records) or nothing_fits(
@@ -57,10 +58,12 @@ def nothing_completed(
     )
 
 
-def search_failed(failed: Sequence[TrialRecord]) -> SearchFailed:
-    """The error for trials (at least one) that all failed; it keeps the traceback of the first."""
+def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
+    """The error for trials (at least one) that all failed; it keeps the traceback of the first. What all of them refused is the user's mistake."""
     first = failed[0].failure
     assert first is not None
+    if first.refused and alike(failed):
+        return UserError(first.message, hint=first.hint)
     who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
     who += " alike" if len(failed) > 1 and alike(failed) else ""
     hint = "the traceback is the training's own: fix what it says, then search again"

@@ -21,6 +21,7 @@ from autofit.files import check_writable
 
 STUDY_NAME = "autofit"
 IDENTITY = "autofit:identity"
+PACKAGES = ("bitsandbytes", "peft", "torch", "transformers")  #: names in an identity
 HINT_NEW = "give another path to --study, or move the file away"
 
 
@@ -124,7 +125,8 @@ def _new_study(
 
 
 def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | Path) -> None:
-    different = [name for name in sorted({*found, *wanted}) if found.get(name) != wanted.get(name)]
+    names = sorted({*found, *wanted}, key=lambda name: (name in PACKAGES, name))  # what was asked for says more than what it brings along
+    different = [name for name in names if found.get(name) != wanted.get(name)]
     if different:
         name = different[0]
         raise StudyError(

@@ -87,7 +87,12 @@ def _judge_refusal(answer: Mapping[str, Any], evidence: Evidence) -> Failure:
         return failure
     said = answer["user_error"]
     return Failure(
-        reason=Reason.ERROR, message=said["message"], phase=evidence.phase, traceback=said.get("traceback") or None
+        reason=Reason.ERROR,
+        message=said["message"],
+        phase=evidence.phase,
+        traceback=said.get("traceback") or None,
+        refused="traceback" not in said,
+        hint=said.get("hint"),
     )
 
 

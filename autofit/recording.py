@@ -141,8 +141,11 @@ class Recording:
         """All points so far.
 
         Raises:
-            SearchFailed: there are none.
+            UserError: there are none, and the time was too short for any.
+            SearchFailed: there are none, because those that ran failed.
         """
+        if not self.points and not self.failures:
+            raise UserError("the time given was too short to record a configuration", hint="raise --timeout")
         if not self.points:
             raise SearchFailed("no configuration could be recorded", hint="raise --timeout, or see the messages above")
         return Landscape(
@@ -202,6 +205,6 @@ def _existing(path: str | Path, described: dict[str, object], device: Device) ->
     found = Landscape.load(path)
     different = [name for name in (*described, *WHERE_GIVEN) if found.spec.get(name) != described.get(name)]
     if different or found.device.name != device.name:
-        what = different[0].replace("_", " ") if different else "device"
+        what = {"digest": "model"}.get(different[0], different[0].replace("_", " ")) if different else "device"
         raise FileFormatError(f"{str(path)!r} is the landscape of another {what}", hint="give another --output")
     return {p.config.key(): p for p in found.points}

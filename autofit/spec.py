@@ -50,6 +50,9 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.model:
             raise UserError("no model given", hint="name one with --model, e.g. --model bert-base-uncased")
+        for name in ("task", "attn_implementation"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} must be a name, got {getattr(self, name)!r}")
         if self.seq_len is not None and not 1 <= self.seq_len <= MAX_SEQ_LEN:
             raise UserError(f"sequence length must be between 1 and {MAX_SEQ_LEN}, got {self.seq_len}")
 
@@ -133,6 +136,8 @@ class SearchSpec:
         self._check_restrictions()
 
     def _check_restrictions(self) -> None:
+        if self.device is not None and not isinstance(self.device, str):
+            raise UserError(f"device must be a name, got {self.device!r}", hint="use cpu, cuda or cuda:N")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= MAX_SEED:
             raise UserError(f"seed must be a whole number between 0 and {MAX_SEED}, got {self.seed!r}")
         for size in self.batch_sizes or ():

@@ -76,6 +76,8 @@ class Failure:
         traceback: the child's traceback, whole; None when there was none.
         log_tail: last lines the child printed; None when it printed nothing.
         requested_bytes: size of the allocation that failed, where the message names it.
+        refused: whether the child said that the input is a mistake of the user.
+        hint: what to do about that; None when the message says it all.
     """
 
     reason: Reason
@@ -84,6 +86,8 @@ class Failure:
     traceback: str | None = None
     log_tail: str | None = None
     requested_bytes: int | None = None
+    refused: bool = False
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

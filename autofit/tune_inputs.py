@@ -10,6 +10,8 @@ from typing import Any
 
 from autofit.errors import UserError
 
+NAMED = ("model", "args", "train_dataset")  #: keywords of a Trainer that every trial gives it
+
 
 @contextlib.contextmanager
 def object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
@@ -75,7 +77,17 @@ def keywords(value: Any, what: str) -> dict[str, Any] | None:
     """Keywords for a call; None where there are none."""
     if value is not None and not (isinstance(value, Mapping) and all(isinstance(name, str) for name in value)):
         raise UserError(f"{what} must be a dict of keywords, got {value!r}")
+    for name in value or ():
+        if name in NAMED:
+            raise UserError(f"{what} holds {name!r}, which trials set themselves", hint=f"pass {name}=... to tune itself")
     return dict(value) if value else None
+
+
+def path_of(value: Any, what: str) -> str | Path | None:
+    """A file's path, or None."""
+    if value is not None and not isinstance(value, str | Path):
+        raise UserError(f"{what} must be a path, got {value!r}")
+    return value
 
 
 def check_kinds(*, args: Any, processing_class: Any, trainer_cls: Any, data_collator: Any, train_dataset: Any, eval_dataset: Any) -> None:

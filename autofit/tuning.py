@@ -27,6 +27,7 @@ from autofit.tune_inputs import (
     listed,
     names_of,
     object_file,
+    path_of,
     sizes_of,
     whole_number,
 )
@@ -165,7 +166,7 @@ def tune(
             tolerance=tolerance,
             eval_batch_size=eval_batch_of(args, eval_dataset),
         )
-        result = run_search(spec, study=study, observer=observer, predict=predict)
+        result = run_search(spec, study=path_of(study, "study"), observer=observer, predict=predict)
         return result if args is None else replace(result, given=args)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autofit.ending import alike, all_failed, nothing_fits, search_failed, shortfall, signature
+from autofit.errors import SearchFailed, UserError
 from autofit.trial import Failure, Reason, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
@@ -52,10 +53,21 @@ def test_a_search_that_failed_says_how_many_and_the_first(messages: list[str], s
     assert str(search_failed(records)) == says
 
 
+def test_what_every_trial_refused_is_the_mistake_of_the_user() -> None:
+    refusal = Failure(reason=Reason.ERROR, message="the model has an adapter already", refused=True, hint="leave it out")
+    records = [replace(make_record(n, ONE, reason=Reason.ERROR), failure=refusal) for n in range(2)]
+    error = search_failed(records)
+    assert type(error) is UserError
+    assert (error.message, error.hint) == (refusal.message, "leave it out")
+    assert TrialRecord.from_json(records[0].to_json()) == records[0]
+    assert type(search_failed([*records, make_record(3, ONE, reason=Reason.ERROR, message="other")])) is SearchFailed
+
+
 def test_a_time_out_has_another_remedy_than_a_traceback() -> None:
     error = search_failed([make_record(0, ONE, reason=Reason.TIMEOUT)])
     assert error.hint is not None
     assert "--trial-timeout" in error.hint
+    assert isinstance(error, SearchFailed)
     assert error.traceback == ""
 
 

@@ -99,6 +99,11 @@ def test_failures_in_a_row_end_the_recording_and_lose_nothing(tmp_path: Path) ->
     assert len(Landscape.load(tmp_path / "grid.json").points) == 1
 
 
+def test_no_time_for_any_configuration_is_not_a_failure_of_the_training(tmp_path: Path) -> None:
+    with refused("too short to record", hint="--timeout"):
+        recording_at(tmp_path / "grid.json").landscape()
+
+
 def test_no_round_is_refused(tmp_path: Path) -> None:
     spec = SearchSpec(workload=Workload(model="bert-tiny"), effective_batch=8)
     with pytest.raises(UserError, match="rounds must be at least 1"):

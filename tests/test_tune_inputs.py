@@ -50,10 +50,14 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"eval_dataset": 5}, "eval_dataset must be a dataset of rows, got a int"),
         ({"callbacks": [5]}, "callback must be a TrainerCallback, got 5"),
         ({"callbacks": [None]}, "callback must be a TrainerCallback, got None"),
+        ({"trainer_kwargs": {"args": 1}}, "trainer_kwargs holds 'args', which trials set themselves"),
+        ({"device": 5}, "device must be a name, got 5"),
+        ({"study": 5}, "study must be a path, got 5"),
+        ({"task": 5}, "task must be a name, got 5"),
         ({"model_init": Thing}, "model and model_init were both given"),
     ],
     ids=str,
 )
 def test_a_wrong_kind_of_thing_is_refused_by_its_name(given: dict[str, Any], said: str) -> None:
     with refused(said):
-        tune("bert-tiny", effective_batch=4, device="cpu", **given)
+        tune("bert-tiny", **{"effective_batch": 4, "device": "cpu", **given})

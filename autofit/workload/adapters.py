@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +28,7 @@ TASK_TYPES = {
     Task.TOKEN_CLASSIFICATION: "TOKEN_CLS",
     Task.QUESTION_ANSWERING: "QUESTION_ANS",
 }
+HEADS_BY_PEFT = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")  #: tasks whose head peft trains in full by itself
 NEW_HEADS = (Task.IMAGE_CLASSIFICATION, Task.CTC)  #: tasks with a head to train for which peft has no name
 MOST_NAMES = 12
 RECORDED = ("peft_version", "peft_type", "base_model_name_or_path", "auto_mapping")  #: that peft fills in itself
@@ -56,9 +59,12 @@ def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # advice on layers that peft then sets right itself
-            return get_peft_model(model, peft_config_of(adaptation, model, task))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+            adapted = get_peft_model(model, peft_config_of(adaptation, model, task))
+    except (ValueError, TypeError, KeyError, AttributeError, re.error) as error:
         raise UserError(f"peft refuses the adapter: {first_line(error)}", hint=_targets_hint(model)) from error
+    if not any(parameter.requires_grad for parameter in adapted.parameters()):
+        raise UserError("the adapter leaves nothing to train", hint="leave inference_mode=True out of its peft_config")
+    return adapted
 
 
 def require_peft() -> None:
@@ -92,9 +98,11 @@ def peft_config_of(adaptation: Adaptation, model: Any, task: Task | None) -> Any
 
 def config_words(config: Any) -> dict[str, Any]:
     """`class` and `options` of a `PeftConfig`, those that differ from its defaults, as JSON: what a user has to write down."""
-    plain = type(config)()
     own = json.loads(peft_config_json(config))
-    usual = json.loads(peft_config_json(plain))
+    try:
+        usual = json.loads(peft_config_json(type(config)()))
+    except (ValueError, TypeError):  # AdaLoRA has no config of defaults alone
+        usual = {field.name: field.default for field in dataclasses.fields(config)}
     return {"class": type(config).__name__, "options": {k: v for k, v in own.items() if v != usual.get(k) and k not in RECORDED}}
 
 
@@ -121,7 +129,9 @@ def heads(model: nn.Module) -> list[str]:
 def trained_in_full(model: nn.Module, adaptation: Adaptation, task: Task | None) -> list[str]:
     """Modules that are trained beside the adapter, and so cannot be quantised: what the user's config names, or the head of a task that has a new one."""
     if adaptation.peft_config is not None:
-        return list(json.loads(adaptation.peft_config).get("modules_to_save") or ())
+        config = json.loads(adaptation.peft_config)
+        new = heads(model) if config.get("task_type") in HEADS_BY_PEFT else []
+        return list(dict.fromkeys([*(config.get("modules_to_save") or ()), *new]))
     return [] if task in (None, Task.CAUSAL_LM, Task.SEQ2SEQ_LM, Task.MASKED_LM) else heads(model)
 
 

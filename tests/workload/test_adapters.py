@@ -14,10 +14,11 @@ from autofit.adaptation import adaptation_of
 from autofit.config import Precision
 from autofit.spec import Workload
 from autofit.workload import models
-from autofit.workload.adapters import adapter_type, cast_frozen, config_words
+from autofit.workload.adapters import adapter_type, cast_frozen, config_words, trained_in_full
 from autofit.workload.batches import make_batch
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects
+from autofit.workload.tasks import Task
 from tests.refusals import refused
 from tests.workload import tiny
 
@@ -136,6 +137,38 @@ def test_a_live_model_is_not_quantised_here() -> None:
 def test_unknown_target_modules_are_refused_with_those_that_there_are(said: dict[str, Any]) -> None:
     with refused("nonsense", hint="c_attn, c_fc, c_proj"):
         models.facts(resolved("gpt2", **said))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (peft.LoraConfig(inference_mode=True), "leaves nothing to train"),
+        (peft.LoraConfig(target_modules="(("), "peft refuses the adapter: missing \\)"),
+    ],
+)
+def test_a_peft_config_that_cannot_train_is_refused(config: Any, said: str) -> None:
+    with refused(said):
+        models.facts(resolved("gpt2", peft_config=config))
+
+
+def test_a_config_without_a_kind_of_adapter_is_none() -> None:
+    with refused("must be a PeftConfig, got PeftConfig"):
+        adaptation_of(peft_config=peft.PeftConfig())
+
+
+def test_the_head_that_peft_trains_in_full_is_not_quantised() -> None:
+    model = models.build(resolved("bert"), device="meta")
+    said = adaptation_of(peft_config=peft.LoraConfig(task_type="SEQ_CLS"), quantize="4bit")
+    assert said is not None
+    assert trained_in_full(model, said, Task.SEQUENCE_CLASSIFICATION) == ["classifier"]
+
+
+def test_a_config_that_has_no_defaults_is_written_down_whole() -> None:
+    words = config_words(peft.AdaLoraConfig(total_step=10, target_modules=["query"]))
+    assert words["class"] == "AdaLoraConfig"
+    assert words["options"]["total_step"] == 10
+    assert words["options"]["target_modules"] == ["query"]
+    assert "beta1" not in words["options"]
 
 
 def test_an_architecture_that_peft_does_not_know_asks_for_targets() -> None:
