@@ -91,6 +91,10 @@ class TuneResult:
     given: Any = field(default=None, repr=False, compare=False)
     evaluation: Evaluation | None = None
 
+    def __str__(self) -> str:
+        """The answer on one line; `autofit show` prints the report of a saved one."""
+        return f"fastest that fits: {self.best.config.label()}, {self.best.samples_per_second:.4g} samples/s"
+
     def changes(self, config: TrialConfig) -> tuple[str, ...]:
         """Every way in which `config` changes the mathematics of the user's training; empty when it keeps it."""
         return changes(
