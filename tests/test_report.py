@@ -25,6 +25,7 @@ from autofit.report import (
     report_lines,
     spare_bytes,
     standing_lines,
+    subject_lines,
     warning_lines,
 )
 from autofit.report_trials import (
@@ -287,6 +288,18 @@ def test_cost_says_when_the_search_has_paid_for_itself() -> None:
         [make_record(0, DEFAULTS, 10.0, role=Role.DEFAULTS), make_record(1, WINNER, 9.9)], best=WINNER
     )
     assert "Against the plain defaults it saves nothing." in "\n".join(cost_lines(slower, 100))
+
+
+def test_a_result_prints_as_one_line() -> None:
+    text = str(result_of())
+    assert text.startswith(f"fastest that fits: {result_of().best.config.label()}, ")
+    assert text.endswith(" samples/s")
+    assert "\n" not in text
+
+
+def test_a_bundled_config_is_named_where_the_model_is() -> None:
+    assert "(bundled config)" not in subject_lines(result_of(model={"source": "local"}), 100)[0]
+    assert "(bundled config), " in subject_lines(result_of(model={"source": "preset"}), 100)[0]
 
 
 def test_each_warning_has_its_next_step_and_is_announced_on_the_first_screen() -> None:

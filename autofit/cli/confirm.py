@@ -22,6 +22,7 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     """
     from autofit.confirmation import confirm
     from autofit.result import load
+    from autofit.wording import format_percent
 
     if steps < 2:
         raise UserError(
@@ -46,7 +47,7 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     click.echo(
         f"{config.label()} survived {outcome.measurement.optimizer_steps} optimizer steps in {format_seconds(outcome.seconds)}"
     )
-    click.echo(f"speed: {speed:.2f} samples/s ({change:+.1%} against the search)")
+    click.echo(f"speed: {speed:.2f} samples/s ({format_percent(change)} against the search)")
     needed = memory.needed_bytes
     if needed is not None:
         click.echo(f"memory: {format_bytes(needed)} of {format_bytes(answer.memory_limit_bytes)}")

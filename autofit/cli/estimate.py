@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import click
@@ -71,6 +72,8 @@ def command(
                 "--max-batch finds the batch size: --batch-size cannot be given with it",
                 hint="leave one of them out",
             )
+        if sys.stderr.isatty():
+            click.echo("tracing every precision, checkpointing and optimizer: this can take minutes", err=True)
         rows = largest.largest_batches(
             workload,
             target,

@@ -142,13 +142,17 @@ space_options = options(
         help="Widen the space: attn, compile, liger, every_n_layers, offload, pure_bf16.",
     ),
     click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial."),
-    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of data, model and sampler."),
 )
 budget_options = options(
     click.option("--trials", type=int, metavar="N", help="Most trials to run."),
     click.option("--timeout", type=Duration(), metavar="10m", help="Longest time for the search, from its first trial on."),
     click.option(
-        "--sampler", type=click.Choice(("auto", "tpe", "random", "grid")), default="auto", show_default=True
+        "--sampler",
+        type=click.Choice(("auto", "tpe", "random", "grid")),
+        default="auto",
+        show_default=True,
+        help="What proposes trials: auto is the cost model, the others are Optuna's.",
     ),
     click.option(
         "--tolerance",
