@@ -31,6 +31,7 @@ from autofit.numerics import changes
 from autofit.result_parts import Baseline as Baseline
 from autofit.result_parts import Cost as Cost
 from autofit.result_parts import Warning as Warning
+from autofit.result_parts import check_parts
 from autofit.spec import SearchSpec
 from autofit.trial import TrialRecord
 
@@ -219,6 +220,7 @@ class TuneResult:
         if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise FileFormatError(f"result version {version!r} is not readable here", hint="upgrade autofit")
         try:
+            check_parts(data)
             return cls(
                 best=Estimate.from_json(data["best"]),
                 confirmed=data["best"]["confirmed"],

@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.config import TrialConfig
 from autofit.estimates import Estimate
+from autofit.lengths import LengthSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +66,23 @@ class Cost:
     out_of_memory: int
     break_even_hours: Mapping[str, float | None] = field(default_factory=dict)
     compile_seconds: float = 0.0
+
+
+OBJECTS = ("speedup", "software", "model", "data", "untested", "certificate", "soundness", "numerics", "argument_defaults")
+
+
+def check_parts(data: Mapping[str, Any]) -> None:
+    """Check those parts of a result's JSON that are kept as they come.
+
+    Raises:
+        TypeError, KeyError: one of them is of another kind, or lacks a field.
+    """
+    for name in OBJECTS:
+        if not isinstance(data.get(name) or {}, Mapping):
+            raise TypeError(f"{name} is no object")
+    if not all(isinstance(removal, Mapping) for removal in data["removals"]):
+        raise TypeError("removals hold something that is no object")
+    if isinstance(data["memory_limit_bytes"], bool) or not isinstance(data["memory_limit_bytes"], int):
+        raise TypeError("memory_limit_bytes is no whole number")
+    if data.get("data"):
+        LengthSummary.from_json(data["data"]["lengths"])

@@ -258,6 +258,19 @@ def test_a_result_with_a_broken_field_is_refused(name: str, value: Any) -> None:
         TuneResult.from_json({**GOOD, name: value})
 
 
+@pytest.mark.parametrize("name", ["speedup", "software", "model", "data", "untested", "certificate", "soundness", "numerics", "argument_defaults"])
+@pytest.mark.parametrize("value", [3, "text", [1]])
+def test_a_section_that_is_no_object_is_refused(name: str, value: Any) -> None:
+    with refused(f"cannot be read: .*{name} is no object", hint="edited by hand", kind=FileFormatError):
+        TuneResult.from_json({**GOOD, name: value})
+
+
+@pytest.mark.parametrize("change", [{"data": {"lengths": {}}}, {"data": {"lengths": 5}}, {"removals": "x"}, {"memory_limit_bytes": "x"}])
+def test_a_section_that_cannot_be_shown_is_refused(change: dict[str, Any]) -> None:
+    with refused("^the result file cannot be read: ", hint="edited by hand", kind=FileFormatError):
+        TuneResult.from_json({**GOOD, **change})
+
+
 def test_a_result_with_an_impossible_configuration_is_refused() -> None:
     best = {**GOOD["best"], "config": {**GOOD["best"]["config"], "per_device_train_batch_size": 0}}
     with refused("per_device_train_batch_size must be a positive integer", kind=FileFormatError):
