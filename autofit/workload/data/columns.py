@@ -77,6 +77,8 @@ def choose_columns(source: DataSource, task: Task, columns: Mapping[str, Kind]) 
     text = tuple(_named(name, columns, text_kinds, "text") for name in source.text_columns)
     if len(text) == 2 and task not in (Task.SEQUENCE_CLASSIFICATION, Task.MASKED_LM):
         raise UserError(f"{task} reads one text column, got {' and '.join(text)}", hint="name one with --text-column")
+    if label in text and task is Task.SEQUENCE_CLASSIFICATION:
+        raise UserError(f"column {label!r} is named as the text and as the label", hint="a model that reads its label learns nothing else: name two columns")
     if not text:
         text = _guessed_text(source, task, {n: k for n, k in columns.items() if n != label}, text_names, text_kinds)
     if label is None and labelled is not None:

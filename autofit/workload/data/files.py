@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
 import huggingface_hub.constants
 
 from autofit.data_source import DataSource
 from autofit.errors import UserError
 from autofit.workload.data.columns import Kind
+from autofit.workload.data.library import datasets
 from autofit.workload.sources import first_line, hub_reachable
 
 BUILDERS: Mapping[str, str] = {

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import datasets
-
 from autofit.errors import UserError
+from autofit.workload.data.library import datasets
 
 MOST_CLASSES = 10_000
 TOO_UNIQUE = 20  #: rows from which on "every row has its own label" is a mistake

@@ -15,9 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-import pyarrow.compute as pc
 from transformers import PretrainedConfig
 
 from autofit.data_source import DataSource
@@ -28,6 +26,7 @@ from autofit.spec import Workload
 from autofit.workload.data.columns import choose_columns
 from autofit.workload.data.files import kinds_of, load_rows
 from autofit.workload.data.labels import Labels, labels_of, tags_of
+from autofit.workload.data.library import datasets, pc
 from autofit.workload.data.tokenise import tokenising
 from autofit.workload.data.tokenizers import check_room, check_vocabulary, load_tokenizer, longest_allowed
 from autofit.workload.tasks import Task, max_positions, sequence_length

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from autofit.errors import UserError
 from autofit.lengths import Lengths
 from autofit.protocol import SCRATCH
+from autofit.workload.data.library import is_a, pa, pc
 from autofit.workload.sources import first_line
 
 MOST_ROWS, MOST_SECONDS = 200_000, 5.0  #: looked at one by one
@@ -65,7 +63,7 @@ def _count(dataset: Any, what: str) -> int:
 
 def is_map_style(dataset: Any) -> bool:
     """Whether rows can be read by number."""
-    if isinstance(dataset, torch.utils.data.IterableDataset | datasets.IterableDataset):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or is_a(dataset, "IterableDataset"):
         return False
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
@@ -122,7 +120,7 @@ def _elements(value: Any) -> int:
 
 def _by_column(dataset: Any, length_column: str) -> Lengths | None:
     """From arrow columns, without making a Python object; None where rows are made on the fly or have no such columns."""
-    if not isinstance(dataset, datasets.Dataset) or dataset.format["type"] == "custom":
+    if not is_a(dataset, "Dataset") or dataset.format["type"] == "custom":
         return None
     table, names = dataset.data, dataset.column_names
     name = next((n for n in INPUTS if n in names and _is_list(table, n)), None)
