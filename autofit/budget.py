@@ -48,7 +48,8 @@ class Budget:
         """
         terms = self._terms
         if self.out_of_time(share):
-            raise OutOfBudget(f"the time budget of {format_seconds(terms.timeout_seconds or 0.0)} is spent")
+            part = f"the {100 * share:.0f} % for proposals of " if share == PROPOSAL_SHARE else ""
+            raise OutOfBudget(f"{part}the time budget of {format_seconds(terms.timeout_seconds or 0.0)} {'are' if part else 'is'} spent")
         if share == PROPOSAL_SHARE and terms.trials is not None and _ran(records) >= terms.trials:
             raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
 

@@ -24,7 +24,8 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 def render_estimate(answer: MemoryEstimate, workload: Workload, console: Console) -> None:
     """Print one estimate, in the console's width and encoding."""
     width, ascii_only = console.width, console.options.ascii_only
-    _print(console, [f"{workload.model} on {answer.device}", *wrapped(describe(answer.config), width)])
+    adapted = f" with {workload.adaptation.label()}" if workload.adaptation is not None else ""
+    _print(console, [f"{workload.model}{adapted} on {answer.device}", *wrapped(describe(answer.config), width)])
     _print(console, ["", *wrapped(verdict(answer), width)], style="bold")
     _print(console, ["", *anatomy_lines(answer.anatomy["parts"], width, ascii_only=ascii_only)])
     _print(console, ["", *peak_lines(answer, width)])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from autofit.adaptation import Adaptation, AdapterKind
 from autofit.config import Precision, TrialConfig
 from autofit.estimate_report import (
     bar,
@@ -210,3 +211,10 @@ def test_signs_in_the_table_are_explained_and_a_reason_is_given_once() -> None:
     assert "not even a batch of 1 fits" in text
     assert "could not be predicted" in text
     assert text.count("it is paged") == 1
+
+
+def test_an_adapter_is_named_beside_the_model() -> None:
+    file = io.StringIO()
+    workload = replace(WORKLOAD, adaptation=Adaptation(adapter=AdapterKind.LORA, rank=16))
+    render_estimate(_estimate(), workload, Console(file=file, width=100))
+    assert file.getvalue().startswith(f"{WORKLOAD.model} with lora of rank 16 on ")

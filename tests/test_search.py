@@ -453,7 +453,7 @@ def test_a_budget_of_time_leaves_some_for_the_confirmation() -> None:
     played = play(GRID, sampler="grid", seconds=2.0, timeout_seconds=40.0)
     assert played.finding is not None
     assert played.finding.confirmed
-    assert played.finding.stopped == "the time budget of 40.00 s is spent"
+    assert played.finding.stopped == "the 70 % for proposals of the time budget of 40.00 s are spent"
     assert len(played.asked(*BEFORE_PLAYOFF)) == 14, "70 % of the time"
     assert played.finding.seconds == played.clock.now <= 40.0
 
