@@ -53,6 +53,7 @@ def test_what_is_named_is_taken() -> None:
         (CLASSIFY, {"text": TEXT}, {}, "label of 'd' is none", "no other column"),
         (CLASSIFY, {"text": TEXT, "label": INTEGER}, {"text_columns": ("body",)}, "no column 'body'", "text, label"),
         (CLASSIFY, {"text": TEXT, "label": INTEGER}, {"text_columns": ("label",)}, "'label' holds integer", None),
+        (CLASSIFY, {"a": TEXT, "b": TEXT}, {"text_columns": ("a", "b"), "label_column": "b"}, "'b' is named as the text and as the label", "two columns"),
         (CLASSIFY, {"text": TEXT, "label": OTHER}, {"label_column": "label"}, "must hold float or integer or text", None),
         (Task.CAUSAL_LM, {"text": TEXT, "n": INTEGER}, {"label_column": "n"}, "no labels beside its text", None),
         (Task.CAUSAL_LM, {"a": TEXT, "b": TEXT}, {"text_columns": ("a", "b")}, "one text column", None),
