@@ -1,6 +1,6 @@
 """Memory learned from trials alone, for a model that nobody can predict.
 
-    needed = context + offset + max(forward, update)
+    needed = context + offset + max(forward, update) + own overhead of the optimizer
     forward = W (1 + state + gradients + casts) + activations x batch        update = W (2 + state + transient)
 
 `W` (weights in fp32) and the activations of one sample are unknown and found by the trials; how they change with precision,
@@ -36,6 +36,9 @@ _STATES = {
     "lion": (1.0, 0.1, 0.1),
 }
 _STATE_UNKNOWN = (1.0, 0.3, 0.7)
+#: Log, in units of the limit: what an optimizer takes beside state and transient (its kernels, a library's own buffers): next to nothing, as
+#: far as nothing contradicts it.
+_OVERHEAD = (math.log(0.003), 1.5)
 _UNKNOWNS = {
     "weights": (math.log(0.04), 1.3),  # log, in units of the limit
     "activations": (math.log(0.01), 1.8),  # log, of one sample in fp32, in units of the limit
@@ -77,6 +80,7 @@ class LearnedMemory:
         self._classes = [(c.precision, c.gradient_checkpointing, c.extra) for c in configs]
         spread = [*_UNKNOWNS.values(), *((0.0, float(s)) for s in self._facts[:, 2])]
         spread += [memory_prior(pair) for pair in values]
+        spread += [_OVERHEAD] * len(self._optims)
         self._means = np.array([m for m, _ in spread])
         self._spreads = np.array([s for _, s in spread])
 
@@ -132,7 +136,8 @@ class LearnedMemory:
             )
         forward = static + np.exp(np.minimum(sample, 50.0)) * self._batch[rows]
         update = np.exp(at["weights"]) * shrunk * (2.0 + state + transient)
-        return np.asarray(np.log(np.maximum(forward, update) + np.exp(at["offset"])), dtype=np.float64)
+        own = np.exp(np.minimum(theta[:, -len(self._optims) :][:, optim], 1.0))
+        return np.asarray(np.log(np.maximum(forward, update) + np.exp(at["offset"]) + own), dtype=np.float64)
 
 
 def optimizer_memory(optim: str) -> tuple[float, float, float]:

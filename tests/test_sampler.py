@@ -137,7 +137,7 @@ class TestPlainLandscape:
     def test_the_certificate_names_untested_contenders_with_intervals(self) -> None:
         certificate = search(grid(), 16 * GIB).certificate
         assert certificate is not None
-        assert "95%" in certificate.statement
+        assert "at 95" in certificate.statement
         assert certificate.contenders
         for contender in certificate.contenders:
             assert contender.interval.low <= contender.samples_per_second <= contender.interval.high
