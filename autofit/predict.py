@@ -20,7 +20,7 @@ import numpy as np
 from autofit.config import TrialConfig
 from autofit.extras import keeps_no_less
 from autofit.gaussian import same
-from autofit.learned_memory import LearnedMemory, MemorySighting
+from autofit.learned_memory import LearnedMemory, MemorySighting, optimizer_memory
 from autofit.posterior import Array
 from autofit.trial import Outcome, Reason, TrialRecord
 
@@ -109,7 +109,8 @@ class MemoryBelief:
         if known.any():
             fits[known] = self._calibrated(known, sightings)
         if not known.all():
-            fits[~known] = self._learned.fit_probability(sightings, self._limit, rng)[~known]
+            learned = self._learned.fit_probability(sightings, self._limit, rng)
+            fits[~known] = np.maximum(learned, least_trust(sightings))[~known]
         for sighting in sightings:
             row = self._row[sighting.config]
             fits[row] = 0.0 if sighting.needed_bytes is None else 1.0
@@ -188,6 +189,24 @@ class MemoryBelief:
         gain = np.linalg.solve(inner, joint[seen]).T
         rest = 1.0 - np.einsum("ij,ji->i", gain, joint[seen]) / np.diag(joint)
         return gain @ np.array(errors), np.sqrt(np.clip(rest, 1e-4, 1.0))
+
+
+def least_trust(sightings: Sequence[MemorySighting]) -> float:
+    """Least probability to fit of anything that is not ruled out by construction: above 0 only where the learned form was contradicted.
+
+    A contradiction is a configuration that did not fit although one completed that should need no less: as large a batch, no more checkpointing, as much
+    optimizer state. Allocators that are not the device's (a CPU's arenas, a library's buffers) do that; then the form must not rule out alone.
+    """
+    completed = [s.config for s in sightings if s.needed_bytes is not None]
+    failed = [s.config for s in sightings if s.needed_bytes is None]
+    surprises = sum(any(_should_need_no_less(one, other) for one in completed) for other in failed)
+    return 0.3 * surprises / (surprises + 2)
+
+
+def _should_need_no_less(config: TrialConfig, other: TrialConfig) -> bool:
+    """As `dominates`, over optimizers too, by the state that they are known to keep."""
+    state, other_state = optimizer_memory(config.optim)[0], optimizer_memory(other.optim)[0]
+    return state >= other_state and dominates(config.but(optim=other.optim), other)
 
 
 def is_memory_failure(record: TrialRecord) -> bool:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autofit.config import Precision, TrialConfig
+from autofit.learned_memory import MemorySighting
 from autofit.measurement import Measurement, Memory
-from autofit.predict import MemoryBelief, MemoryForecast, dominates, normal_cdf
+from autofit.predict import MemoryBelief, MemoryForecast, dominates, least_trust, normal_cdf
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import GIB
 from tests.adversaries import CONTEXT, grid, plain_bytes
@@ -134,3 +135,21 @@ def test_dominance_needs_the_same_class_and_no_fewer_gradients() -> None:
 
 def test_the_normal_distribution_function_is_exact() -> None:
     assert normal_cdf(np.array([0.0, 1.959964])) == pytest.approx([0.5, 0.975], abs=1e-6)
+
+
+def test_only_contradictions_of_the_learned_form_keep_everything_possible() -> None:
+    fused, adafactor = (
+        TrialConfig(per_device_train_batch_size=8, gradient_accumulation_steps=8, optim=optim)
+        for optim in ("adamw_torch_fused", "adafactor")
+    )
+
+    def seen(config: TrialConfig, needed_bytes: int | None) -> MemorySighting:
+        return MemorySighting(config=config, needed_bytes=needed_bytes)
+
+    assert least_trust([]) == 0.0
+    assert least_trust([seen(fused, None), seen(adafactor, GIB)]) == 0.0, "more state, and it did not fit: as expected"
+    assert least_trust([seen(fused, GIB), seen(adafactor, None)]) == pytest.approx(0.1)
+    larger = adafactor.but(per_device_train_batch_size=16, gradient_accumulation_steps=4)
+    assert least_trust([seen(fused, GIB), seen(larger, None)]) == 0.0, "a larger batch may need more"
+    twice = [seen(fused, GIB), seen(adafactor, None), seen(adafactor.but(gradient_checkpointing=True), None)]
+    assert least_trust(twice) == pytest.approx(0.15)
