@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import multiprocessing
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
 
 from autofit.config import TrialConfig
-from autofit.files import write_json
 from autofit.journal import open_study
 from autofit.replay import ReplayRunner
 from autofit.runner import TrialRequest
@@ -205,9 +206,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     outcomes = [outcome for group in groups for outcome in group]
     folder = options.output or ROOT / f"{datetime.date.today().isoformat()}-regret"
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "regret.json", {"budget": BUDGET, "outcomes": [asdict(o) for o in outcomes]})
+    data = {"budget": BUDGET, "outcomes": [_rounded(asdict(o)) for o in outcomes]}
+    (folder / "regret.json").write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
     seconds = time.monotonic() - begin
     print(write_report(folder, outcomes, chosen, seeds=options.seeds, seconds=seconds))
+
+
+def _rounded(outcome: dict[str, Any]) -> dict[str, Any]:
+    """As the file keeps it: curves of tens of thousands of runs, to what the plots can show."""
+    return {
+        **outcome,
+        "regrets": [round(x, 5) for x in outcome["regrets"]],
+        "seconds": [round(x, 2) for x in outcome["seconds"]],
+        "final_regret": round(outcome["final_regret"], 5),
+    }
 
 
 def _ran(record: TrialRecord) -> bool:
