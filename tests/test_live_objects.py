@@ -365,6 +365,9 @@ class Unloadable:
     def __len__(self) -> int:
         return 4
 
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError(index)
+
     def __setstate__(self, state: Any) -> None:
         raise ConnectionError("the database is not reachable from here")
 

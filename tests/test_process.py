@@ -256,7 +256,6 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, after: float)
         from autofit.runner import TrialRequest
         from autofit.spec import Workload
         from tests import training
-from tests.processes import gone_within, marked
         from tests.test_process import CONFIG
         with ObjectFile({"model": training.Hangs(), "train_dataset": training.Rows()}) as objects:
             with ProcessRunner(Workload(model="<test>", objects_path=objects.path), "cpu") as runner:
