@@ -172,10 +172,13 @@ def _plot(path: Path, groups: dict[str, list[Outcomes]], label: str, values: obj
     assert callable(values)
     figure, axes = plt.subplots(figsize=(9, 5.5))
     trials = np.arange(1, BUDGET + 1)
-    for method, found in groups.items():
+    colours = plt.get_cmap("tab20").colors[::2] + plt.get_cmap("tab20").colors[1::2]
+    for method, colour in zip(groups, colours):
+        found = groups[method]
         curves = np.array([values(o) for o in found])
         ours = method.startswith("autofit")
-        (line,) = axes.plot(trials, _balanced(found, values), label=method, linewidth=2.5 if ours else 1.2)
+        mean = _balanced(found, values)
+        (line,) = axes.plot(trials, mean, label=method, color=colour, linewidth=2.5 if ours else 1.2, linestyle="--" if "predicted" in method else "-")
         if ours or method == "Optuna TPE":
             low, high = np.quantile(curves, [0.25, 0.75], axis=0)
             axes.fill_between(trials, low, high, color=line.get_color(), alpha=0.15)
@@ -184,7 +187,7 @@ def _plot(path: Path, groups: dict[str, list[Outcomes]], label: str, values: obj
     axes.set_xlabel("trials")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
