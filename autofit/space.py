@@ -160,32 +160,42 @@ def build_space(
         lambda c: checkpointing_problem(bool(c), capabilities),
         removals,
     )
-    crossed = (
-        TrialConfig(
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=per_device // size,
-            gradient_checkpointing=bool(ckpt),
-            precision=Precision(precision),
-            optim=str(optim),
-            extra=extra,
-        )
+    configs = tuple(
+        config
         for ckpt in kept_ckpt
         for precision in kept_precisions
         for optim in kept_optims
         for extra in extras
         for size in sizes
+        if makes_sense(config := _config(size, per_device, ckpt, precision, optim, extra))
     )
-    configs = tuple(config for config in crossed if makes_sense(config))
-    notes = []
-    if (
-        batch_sizes is None
-        and per_device >= GEMM_GRANULARITY
-        and not any(s % GEMM_GRANULARITY == 0 for s in sizes)
-    ):
-        notes.append(
-            f"{per_device} has no divisor that is a multiple of {GEMM_GRANULARITY}: tensor cores prefer such batch sizes; all divisors are searched"
-        )
-    return Space(configs=configs, removals=tuple(removals), notes=tuple(notes))
+    return Space(
+        configs=configs,
+        removals=tuple(removals),
+        notes=_granularity_note(per_device, sizes) if batch_sizes is None else (),
+    )
+
+
+def _config(
+    size: int, per_device: int, checkpointing: bool, precision: Precision, optim: str, extra: tuple[tuple[str, Scalar], ...]
+) -> TrialConfig:
+    return TrialConfig(
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=per_device // size,
+        gradient_checkpointing=bool(checkpointing),
+        precision=Precision(precision),
+        optim=str(optim),
+        extra=extra,
+    )
+
+
+def _granularity_note(per_device: int, sizes: Sequence[int]) -> tuple[str, ...]:
+    """A sentence where no batch size suits tensor cores although the effective batch is large enough for one."""
+    if per_device < GEMM_GRANULARITY or any(size % GEMM_GRANULARITY == 0 for size in sizes):
+        return ()
+    return (
+        f"{per_device} has no divisor that is a multiple of {GEMM_GRANULARITY}: tensor cores prefer such batch sizes; all divisors are searched",
+    )
 
 
 def _batch_sizes(per_device: int, asked: Sequence[int] | None) -> tuple[int, ...]:

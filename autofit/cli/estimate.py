@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from autofit.cli.options import CHECKPOINTING, Names, Size, workload_of, workload_options
 from autofit.errors import UserError
+
+if TYPE_CHECKING:
+    from autofit.spec import Workload
+    from autofit.target import Target
 
 
 @click.command("estimate", short_help="Predict peak memory, for any card, without a GPU.")
@@ -58,9 +62,9 @@ def command(
     """
     from rich.console import Console
 
-    from autofit import estimation, largest
+    from autofit import estimation
     from autofit.config import parse_precisions
-    from autofit.estimate_report import render_estimate, render_largest
+    from autofit.estimate_report import render_estimate
     from autofit.target import target_of
 
     workload = workload_of(values)
@@ -72,21 +76,14 @@ def command(
                 "--max-batch finds the batch size: --batch-size cannot be given with it",
                 hint="leave one of them out",
             )
-        if sys.stderr.isatty():
-            click.echo("tracing every precision, checkpointing and optimizer: this can take minutes", err=True)
-        rows = largest.largest_batches(
-            workload,
-            target,
-            effective_batch=effective_batch,
-            precisions=precisions,
-            optims=optim,
-            checkpointing=CHECKPOINTING[checkpointing or "both"],
-            padded=padded,
-        )
-        if as_json:
-            click.echo(json.dumps(largest.largest_json(workload, target, rows), indent=2))
-        else:
-            render_largest(rows, workload, target, Console())
+        choices = {
+            "effective_batch": effective_batch,
+            "precisions": precisions,
+            "optims": optim,
+            "checkpointing": CHECKPOINTING[checkpointing or "both"],
+            "padded": padded,
+        }
+        _print_largest(workload, target, choices, as_json=as_json)
         return
     config = estimation.config_of(
         batch_size=batch_size,
@@ -100,6 +97,22 @@ def command(
         click.echo(json.dumps(answer.to_json(), indent=2))
     else:
         render_estimate(answer, workload, Console())
+
+
+def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], *, as_json: bool) -> None:
+    """The largest batch of every class; `choices` are keywords of `largest_batches`."""
+    from rich.console import Console
+
+    from autofit import largest
+    from autofit.estimate_report import render_largest
+
+    if sys.stderr.isatty():
+        click.echo("tracing every precision, checkpointing and optimizer: this can take minutes", err=True)
+    rows = largest.largest_batches(workload, target, **choices)
+    if as_json:
+        click.echo(json.dumps(largest.largest_json(workload, target, rows), indent=2))
+    else:
+        render_largest(rows, workload, target, Console())
 
 
 def _one(names: tuple[str, ...] | None, flag: str) -> str | None:
