@@ -239,10 +239,7 @@ class ForkserverLauncher:
         if "ready" in message:
             self.preload_seconds = float(str(message["ready"]))
         elif "failed" in message:
-            text = str(message["failed"]).strip()
-            raise WorkerError(
-                f"the libraries cannot be imported: {text.splitlines()[-1]}", hint="run: autofit doctor"
-            )
+            raise _import_error(str(message["failed"]).strip())
         else:
             child = self._children[int(str(message["id"]))]
             if "pid" in message:
@@ -266,6 +263,16 @@ class ForkserverLauncher:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _import_error(text: str) -> WorkerError:
+    """The error for imports that failed: the last line of their traceback and where that was; all of it as a note."""
+    lines = text.splitlines()
+    where = next((line.strip() for line in reversed(lines) if line.lstrip().startswith("File ")), None)
+    place = "" if where is None else f" ({where})"
+    error = WorkerError(f"the libraries cannot be imported: {lines[-1]}{place}", hint="run: autofit doctor")
+    error.add_note(text)
+    return error
 
 
 def _kill_group(pid: int) -> None:

@@ -83,11 +83,12 @@ def test_libraries_that_cannot_be_imported_are_said_in_one_line(
     launcher = ForkserverLauncher({})
     try:
         with refused(
-            "^the libraries cannot be imported: ImportError: libcudart.so.12: cannot open$",
+            r'^the libraries cannot be imported: ImportError: libcudart.so.12: cannot open \(File ".*torch.py", line 1, in <module>\)$',
             hint="autofit doctor",
             kind=WorkerError,
-        ):
+        ) as caught:
             launcher.wait_ready()
+        assert "Traceback" in caught.value.__notes__[0], "Python callers see where it came from"
     finally:
         launcher.close()
 

@@ -47,7 +47,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
 def _pretrained(name: str, *, trust_remote_code: bool) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=trust_remote_code)
-    except Exception:
+    except Exception:  # whatever it is: not in the cache, perhaps; where the hub cannot help either, it is the answer, as it came
         if os.path.exists(name) or not hub_reachable():
             raise
     return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
