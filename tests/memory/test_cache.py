@@ -108,8 +108,8 @@ def test_the_order_of_a_mapping_does_not_count() -> None:
         gzip.compress(b"not json", mtime=0),
         gzip.compress(b"[1, 2]", mtime=0),
         gzip.compress(b"{}", mtime=0),
-        gzip.compress(json.dumps({"memory": {"version": 1}, "cost": None}).encode()),
-        gzip.compress(json.dumps({"memory": None, "cost": None}).encode()),
+        gzip.compress(json.dumps({"memory": {"version": 1}, "cost": None}).encode(), mtime=0),
+        gzip.compress(json.dumps({"memory": None, "cost": None}).encode(), mtime=0),
         gzip.compress(b"\xff\xfe", mtime=0),
     ],
 )
