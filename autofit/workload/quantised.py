@@ -150,7 +150,11 @@ def _drawn(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     if not quantised:
         return nn.Parameter(values, requires_grad=False)
     options = {name: value for name, value in vars(parameter).items() if name not in ("SCB", "_is_hf_initialized")}
+    if CLASSES[type(parameter).__name__] is Quantization.EIGHT_BIT:
+        values = values.cpu()  # bitsandbytes quantises to 8 bit on the way from the CPU only; transformers goes this way too
     made: Any = type(parameter)(values, requires_grad=False, **options).to(device)  # `to` is what quantises
+    if made.element_size() != 1:
+        raise RuntimeError(f"bitsandbytes left a {tuple(parameter.shape)} matrix in {made.dtype}: it is not quantised")
     return made  # type: ignore[no-any-return]
 
 

@@ -102,8 +102,11 @@ def _predict(
         sheet.note(
             f"tracing beside the card failed ({trouble}); predictions come from a process that sees no card"
         )
-        with asking(setting.workload) as (_, ask):
-            laws = collect(setting, configs, ask, workers=workers, single=single)
+        try:
+            with asking(setting.workload) as (_, ask):
+                laws = collect(setting, configs, ask, workers=workers, single=single)
+        except WorkerError as error:  # the other models' predictions still count
+            trouble = f"{trouble}; where no card is seen: {error.message}: {(error.hint or '')[-500:]}"
     bench.say(f"traced {len(laws)} classes of {cases[0].model} in {watch.seconds:.1f} s")
     for case in cases:
         if law_class(setting, case.config) in laws:

@@ -54,7 +54,7 @@ def record(
     if not inputs and not outputs:
         return  # a profiler's range, not work
     formula = _formula(func)
-    flops = int(formula(*args, **kwargs, out_val=out)) if formula is not None else 0
+    flops = int(formula(*_equal_heads(func, args), **kwargs, out_val=out)) if formula is not None else 0
     lead = inputs[0] if inputs else (outputs[0] if outputs else None)
     written = outputs or inputs[:1]  # an operator without result writes its first input
     builder.op(
@@ -64,6 +64,20 @@ def record(
         nbytes=sum(_nbytes(t) for t in inputs) + sum(_nbytes(t) for t in written),
         kernels=_launches(func, args),
     )
+
+
+def _equal_heads(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments for torch's table with keys and values of grouped-query attention as wide as the queries: the work is the same.
+
+    Torch's table refuses fewer heads up to 2.11 and takes them from 2.13.
+    """
+    name = func._overloadpacket.__name__
+    if not name.startswith("_scaled_dot_product"):
+        return args
+    first = 1 if name.endswith("_backward") else 0  # the gradient comes before query, key and value
+    heads = args[first].shape[1]
+    wide = [torch.Size((t.shape[0], heads, *t.shape[2:])) for t in args[first + 1 : first + 3]]
+    return [*args[: first + 1], *wide, *args[first + 3 :]]
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ def in_child(act: Callable[[], None], seconds: float) -> int | None:
         try:
             act()
             status = 0
+        except BaseException:
+            traceback.print_exc()  # for the log: the parent sees only the status
         finally:
             os._exit(status)
     deadline = time.monotonic() + seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -43,6 +44,8 @@ def filled(room: int, device: str) -> Iterator[str]:
     if holder == 0:
         try:
             _hold(room, device, tell)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)
     os.close(tell)

@@ -18,14 +18,17 @@ from torch.utils.data import Dataset
 
 from autofit.config import TrialConfig
 from autofit.failure import describe_exception
+from autofit.forkserver import without_cuda
 from autofit.runner import TrialRequest
-from autofit.workload.clock import StepClock, Window
-from autofit.workload.limits import meter_for
-from autofit.workload.subject import Subject
-from autofit.workload.trial import make_trainer, trial_arguments
 from benchmarks.evidence.inside.attempt import in_child, judged, raised_by
 from benchmarks.evidence.inside.counters import counters, driver_used_bytes
 from benchmarks.evidence.inside.line import Report, serve
+
+with without_cuda():  # transformers' imports may start CUDA, and then no fork could use it
+    from autofit.workload.clock import StepClock, Window
+    from autofit.workload.limits import meter_for
+    from autofit.workload.subject import Subject
+    from autofit.workload.trial import make_trainer, trial_arguments
 
 HUGE, BEYOND_ANY_CARD = 1 << 34, 1 << 40  #: elements of fp32: 64 GiB and 4 TiB
 PIECE = 16 << 20  #: elements of fp32 (64 MiB) of the case that fills the limit bit by bit
