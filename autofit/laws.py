@@ -6,9 +6,13 @@ batch sizes. Nothing here imports torch.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autofit.config import Precision, TrialConfig
@@ -19,7 +23,8 @@ from autofit.memory.trace.request import TraceRequest
 from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-TRACER_VERSION = "2"  #: raise it when the tracer, its patches or its loop change what a trace holds
+TRACING = ("memory", "workload")  #: packages whose sources decide what a trace holds
+STEERING = ("TORCH_CUDNN_SDPA_DEPRIORITIZED",)  #: environment variables of torch's that the trace follows
 VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes", "peft")
 SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
 
@@ -98,14 +103,23 @@ def uneven(facts: Mapping[str, Any]) -> bool:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions that decide what a training step allocates (read without importing them)."""
-    found = {"tracer": TRACER_VERSION}
+    """Installed versions that decide what a training step allocates (read without importing them), and the environment's say in it."""
+    found = {"tracer": _tracer()} | {name: os.environ[name] for name in STEERING if name in os.environ}
     for name in VERSIONED:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def _tracer() -> str:
+    """Changes with every change of the sources that trace: a number to raise by hand would be forgotten once."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(path for package in TRACING for path in (here / package).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def law_class(setting: Setting, config: TrialConfig) -> str:

@@ -196,9 +196,11 @@ def _both_paths(bench: Bench, sheet: Sheet, box: Box, case: Case) -> None:
         return
     setting = _setting(bench, case.workload)
     payload = {"requests": [setting.request(case.config).to_json()], "batches": [2, 4]}
-    here = _ask(bench, case.workload, box)(payload)["answers"][0]
+    watch = Stopwatch()
+    here, beside = _ask(bench, case.workload, box)(payload)["answers"][0], watch.seconds
     with asking(case.workload) as (_, ask):
-        there = ask(payload)["answers"][0]
+        watch = Stopwatch()
+        there, apart = ask(payload)["answers"][0], watch.seconds
     same = (
         here["law"] is not None
         and there["law"] is not None
@@ -210,7 +212,7 @@ def _both_paths(bench: Bench, sheet: Sheet, box: Box, case: Case) -> None:
         same_births=same,
         same_events=same and here["law"]["base"]["events"] == there["law"]["base"]["events"],
         reasons=[here["reason"], there["reason"]],
-        seconds=[here["seconds"], there["seconds"]],
+        seconds=[beside, apart],
     )
 
 

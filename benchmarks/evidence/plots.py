@@ -39,10 +39,7 @@ class Album:
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(figsize=size)
-        where = (
-            "DRY RUN on a CPU, figures mean nothing" if self._reading.dry_run else self._reading.device_name
-        )
-        axes.set_title(f"{title}\n{where}", fontsize=10)
+        axes.set_title(f"{title}\n{self._reading.where}", fontsize=10)
         paint(axes)
         figure.tight_layout()
         path = self._directory / f"{self._stem}-{name}.png"
@@ -170,10 +167,9 @@ def _fidelity_bars(reading: Reading) -> Bars:
 
 def _founding_bars(reading: Reading) -> Bars:
     rows = {key: row for key, row in reading.rows("founding").items() if "long_run" in row}
-    here = "dry run on a CPU" if reading.dry_run else reading.device_name
     return list(rows), {
         "V100, published": [row["published"]["samples_per_second"] for row in rows.values()],
-        here: [row["long_run"]["samples_per_second"] for row in rows.values()],
+        reading.where: [row["long_run"]["samples_per_second"] for row in rows.values()],
     }
 
 

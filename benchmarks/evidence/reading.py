@@ -10,6 +10,9 @@ from typing import Any
 from benchmarks.evidence.store import DONE, Folder, Sheet, is_dry_run
 
 DRY_WARNING = "**Dry run on a CPU with tiny models: no figure here is a GPU's, and none means anything.**"
+HOLLOW_WARNING = (
+    "**A hollow device, which computes nothing (`benchmarks/hollow`): allocations are those of PyTorch's own CUDA build, every speed is that of a host.**"
+)
 
 
 class Reading:
@@ -58,6 +61,20 @@ class Reading:
         return str(self.sheet("run").rows["identity"]["device"])
 
     @property
+    def warning(self) -> str | None:
+        """Why no figure here may stand for a card's; None when it may."""
+        if self.dry_run:
+            return DRY_WARNING
+        return HOLLOW_WARNING if self.device_name.startswith("Hollow") else None
+
+    @property
+    def where(self) -> str:
+        """The device, for a picture; what computes nothing says so."""
+        if self.dry_run:
+            return "DRY RUN on a CPU, figures mean nothing"
+        return f"{self.device_name}, which computes nothing" if self.warning else self.device_name
+
+    @property
     def slug(self) -> str:
         """The device's name for file names; a dry run's says so."""
         return "cpu" if self.dry_run else slug(self.device_name)
@@ -68,12 +85,12 @@ class Reading:
         return [row["command"] for key, row in self.sheet("run").rows.items() if key.startswith("call")]
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-        """A Markdown table, with the warning of a dry run above it; a line that says so when there is nothing."""
+        """A Markdown table, with the warning above it; a line that says so when there is nothing."""
         if not rows:
             return ["Nothing was recorded.", ""]
         lines = [f"| {' | '.join(headers)} |", "|" + " --- |" * len(headers)]
         lines += [f"| {' | '.join(cell(value) for value in row)} |" for row in rows]
-        return [*([DRY_WARNING, ""] if self.dry_run else []), *lines, ""]
+        return [*([self.warning, ""] if self.warning else []), *lines, ""]
 
 
 def slug(name: str) -> str:

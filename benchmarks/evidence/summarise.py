@@ -14,7 +14,7 @@ from autofit.landscape import Landscape
 from benchmarks.evidence import sections_machine, sections_memory, sections_speed
 from benchmarks.evidence.bench import missing
 from benchmarks.evidence.plan import ROOT, STAGE_NAMES
-from benchmarks.evidence.reading import DRY_WARNING, Reading
+from benchmarks.evidence.reading import Reading
 from benchmarks.evidence.store import FAILED, SKIPPED
 
 REPORTS, LANDSCAPES, FIXTURES = (
@@ -57,13 +57,13 @@ def summarise(
         folder: of `--out`.
         date: of today, `2026-01-31`.
         report_dir: None = `benchmarks/reports`, for a dry run `report` in its own folder.
-        landscape_dir, fixture_dir: for recorded grids and memory rows; None = `benchmarks/landscapes` and `tests/data`. A dry run publishes nothing.
+        landscape_dir, fixture_dir: for recorded grids and memory rows; None = `benchmarks/landscapes` and `tests/data`. A dry run, or a hollow device, publishes nothing.
 
     Raises:
         UserError: no evidence in the folder, or a file that cannot be written.
     """
     reading = Reading(folder)
-    directory = report_dir or (reading.path / "report" if reading.dry_run else REPORTS)
+    directory = report_dir or (reading.path / "report" if reading.warning else REPORTS)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,7 +81,7 @@ def summarise(
     path.write_text("\n".join(report(reading, date, drawn, unpainted)) + "\n", encoding="utf-8")
     published = (
         []
-        if reading.dry_run
+        if reading.warning
         else [
             *publish_grids(reading, landscape_dir or LANDSCAPES),
             *publish_rows(reading, fixture_dir or FIXTURES, date),
@@ -95,12 +95,12 @@ def report(
 ) -> list[str]:
     """The lines of the report."""
     title = (
-        f"DRY RUN on a CPU, {date}: not evidence"
-        if reading.dry_run
+        f"{'DRY RUN on a CPU' if reading.dry_run else f'REHEARSAL on {reading.device_name}'}, {date}: not evidence"
+        if reading.warning
         else f"Evidence on CUDA: {reading.device_name}, {date}"
     )
     lines = [f"# {title}", ""]
-    lines += [DRY_WARNING, ""] if reading.dry_run else []
+    lines += [reading.warning, ""] if reading.warning else []
     lines += [
         "## Caveats",
         "",

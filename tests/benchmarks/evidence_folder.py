@@ -55,10 +55,10 @@ def grid() -> Landscape:
     return Landscape(points=points, device=CARD, spec={"model": "bert", "effective_batch": 8})
 
 
-def make(path: Path, *, dry_run: bool = False) -> Folder:
+def make(path: Path, *, dry_run: bool = False, device: str = CARD.name) -> Folder:
     """Every kind of row that the report reads."""
     folder = Folder(path, dry_run=dry_run)
-    folder.check({**IDENTITY, "dry_run": dry_run})
+    folder.check({**IDENTITY, "device": device, "dry_run": dry_run})
     folder.begin("python -m benchmarks.evidence --out evidence --minutes 25", 25.0)
     facts = folder.sheet("facts")
     facts.put(

@@ -10,7 +10,7 @@ import pytest
 
 from autofit.errors import FileFormatError
 from autofit.landscape import Landscape
-from benchmarks.evidence.reading import DRY_WARNING, Reading, cell, percent, slug
+from benchmarks.evidence.reading import DRY_WARNING, HOLLOW_WARNING, Reading, cell, percent, slug
 from benchmarks.evidence.sections_memory import comparisons, memory_rows
 from benchmarks.evidence.sections_speed import grids, regret_of
 from benchmarks.evidence.summarise import caveats, report, summarise
@@ -105,17 +105,26 @@ def test_a_dry_run_says_so_everywhere_and_publishes_nothing(tmp_path: Path) -> N
     assert {path.parent for path in written} == {folder.path / "report"}
     assert not (tmp_path / "l").exists()
     assert not (tmp_path / "f").exists()
-    check_dry(written[0].read_text())
+    check_warned(written[0].read_text(), "# DRY RUN on a CPU", DRY_WARNING)
 
 
-def check_dry(text: str) -> None:
-    """Every table of a dry run's report stands under the warning, and no title names a card."""
+def test_a_device_that_computes_nothing_says_so_everywhere_and_publishes_nothing(tmp_path: Path) -> None:
+    folder = evidence_folder.make(tmp_path / "evidence", device="Hollow H200")
+    written = summarise(folder.path, date=DATE, landscape_dir=tmp_path / "l", fixture_dir=tmp_path / "f")
+    assert {path.parent for path in written} == {folder.path / "report"}
+    assert not (tmp_path / "l").exists()
+    assert not (tmp_path / "f").exists()
+    check_warned(written[0].read_text(), "# REHEARSAL on Hollow H200", HOLLOW_WARNING)
+
+
+def check_warned(text: str, title: str, warning: str) -> None:
+    """Every table stands under the warning, and no title names a card."""
     lines = text.splitlines()
-    assert lines[0].startswith("# DRY RUN on a CPU")
+    assert lines[0].startswith(title)
     tables = [row for row, line in enumerate(lines) if line.startswith("| ---")]
     assert tables
     for row in tables:
-        assert lines[row - 3] == DRY_WARNING, lines[row - 1]
+        assert lines[row - 3] == warning, lines[row - 1]
 
 
 def test_a_folder_without_evidence_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.memory.trace import sdpa
 from autofit.memory.trace.sdpa import Call, choose
+from tests.memory.attention_calls import calls
 from tests.memory.trace_child import in_child
 
 
@@ -51,13 +55,6 @@ def test_the_kernel_is_the_one_that_the_card_would_choose(
     assert choose(call, capability) == kernel
 
 
-@pytest.mark.parametrize(("version", "kernel"), [((2, 13), "flash"), ((2, 14), "cudnn")])
-def test_heads_of_256_on_hopper_wait_for_a_newer_cudnn(
-    version: tuple[int, int], kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sdpa, "torch_version", lambda: version)
-    assert choose(_call(BF16, dim=256), (9, 0)) == kernel
-
 
 @pytest.mark.parametrize(("version", "kernel"), [((2, 13), "math"), ((2, 14), "efficient")])
 def test_grouped_queries_in_fp32_have_a_fused_kernel_only_from_torch_2_14(
@@ -65,6 +62,25 @@ def test_grouped_queries_in_fp32_have_a_fused_kernel_only_from_torch_2_14(
 ) -> None:
     monkeypatch.setattr(sdpa, "torch_version", lambda: version)
     assert choose(_call(F32, key_heads=2), (8, 0)) == kernel
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "attention-choices.json").read_text())
+
+
+@pytest.mark.parametrize("row", RECORDED["rows"])
+def test_pytorchs_own_builds_chose_the_same_for_random_calls(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    version, capability = re.findall(r"(\d+)\.(\d+)", row)
+    monkeypatch.setattr(sdpa, "torch_version", lambda: tuple(map(int, version)))
+    monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", raising=False)
+    asked = calls(RECORDED["count"], seed=RECORDED["seed"], device="meta")
+    ours = "".join(RECORDED["letters"][choose(call, tuple(map(int, capability)))] for call in asked)
+    theirs = RECORDED["rows"][row]["choices"]
+    assert [n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b] == []
+
+
+def test_cudnn_comes_last_for_those_who_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert choose(_call(BF16), (9, 0)) == "flash"
 
 
 def _routed(dtype: torch.dtype, dim: int, mask_dtype: torch.dtype | None, autocast: bool) -> tuple[Any, ...]:

@@ -1,13 +1,14 @@
 """Which attention kernel a card would choose, and what PyTorch does around it.
 
 `torch.nn.functional.scaled_dot_product_attention` asks the device at hand; here the device is only described. The order of
-preference and the conditions are those of `sdp_utils.cpp` for dense inputs (torch 2.11 to 2.14), the handling of masks
-and odd head sizes that of `attention.cpp`.
+preference and the conditions are those of `sdp_utils.cpp` for dense inputs of four dimensions (checked against the choice of torch 2.11 to
+2.15's own CUDA builds), the handling of masks and odd head sizes that of `attention.cpp`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,10 +52,12 @@ class Call:
 
     @property
     def dense_4d(self) -> bool:
-        """Whether the fused kernels' common conditions on shape and layout hold."""
+        """Whether the fused kernels' common conditions on shape and layout hold, the mask's (T5's position bias breaks them) too."""
         tensors = (self.query, self.key, self.value)
-        return all(t.dim() == 4 and t.stride(-1) == 1 and 0 not in t.shape for t in tensors) and (
-            self.gqa or self.query.shape[1] == self.key.shape[1] == self.value.shape[1]
+        return (
+            all(t.dim() == 4 and t.stride(-1) == 1 and 0 not in t.shape for t in tensors)
+            and (self.gqa or self.query.shape[1] == self.key.shape[1] == self.value.shape[1])
+            and (self.mask is None or self.mask.stride(-1) == 1)
         )
 
 
@@ -69,7 +72,7 @@ def choose(call: Call, capability: tuple[int, int]) -> str:
     """`cudnn`, `flash`, `efficient` or `math`: what a CUDA card of this compute capability would run."""
     if not call.dense_4d:
         return "math"
-    if capability[0] in (9, 10) and _cudnn_can(call):
+    if _cudnn_can(call, capability):
         return "cudnn"
     if _flash_can(call, capability):
         return "flash"
@@ -78,21 +81,32 @@ def choose(call: Call, capability: tuple[int, int]) -> str:
     return "math"
 
 
-def _cudnn_can(call: Call) -> bool:
-    """cuDNN comes first on compute capability 9 and 10; its dropout knows sixteenths only, its backward few wide heads.
-
-    The wheels of torch 2.11 to 2.14 bring cuDNN 9.19 to 9.24; heads of 256 need more than 9.22.
-    """
-    d, dv = call.query.shape[-1], call.value.shape[-1]
-    wide = (d, dv) == (192, 128) or (d == dv == 256 and torch_version() >= (2, 14))
+def _cudnn_can(call: Call, capability: tuple[int, int]) -> bool:
+    """cuDNN comes first on compute capability 9 and 10, unless its user says otherwise."""
+    if capability[0] not in (9, 10) or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+        return False
+    lone_query = call.query.shape[2] == 1 and (call.dropout > 0.0 or (capability[0] == 10 and torch_version() == (2, 14)))
     return (
         call.half
-        and d % 8 == dv % 8 == 0
-        and (max(d, dv) <= 128 or wide)
-        and (call.dropout * 16.0).is_integer()
+        and not (call.mask is not None and call.mask.requires_grad)
+        and _cudnn_heads(call, capability)
+        and (torch_version() < (2, 12) or (call.dropout * 16.0).is_integer())
         and call.key.shape[2] != 1
-        and (call.dropout == 0.0 or call.query.shape[2] != 1)
+        and not lone_query
+        and not torch.are_deterministic_algorithms_enabled()
     )
+
+
+def _cudnn_heads(call: Call, capability: tuple[int, int]) -> bool:
+    """Head sizes that cuDNN's attention takes; the wheels of torch 2.14 bring the first whose backward knows 256."""
+    d, dv = call.query.shape[-1], call.value.shape[-1]
+    if d % 8 or dv % 8:
+        return False
+    if torch_version() < (2, 14):
+        return max(d, dv) <= (256 if capability[0] == 9 else 128) or (d, dv) == (192, 128)
+    if not call.needs_grad:
+        return max(d, dv) <= 256
+    return max(d, dv) <= 128 or (d, dv) in ((192, 128), (256, 256))
 
 
 def _flash_can(call: Call, capability: tuple[int, int]) -> bool:
@@ -157,7 +171,8 @@ def routed(
         )
         kernel = choose(call, capability)
         routes[kernel] += 1
-        return _RUN[kernel](call, scale)
+        with torch.autocast("cuda", enabled=False):  # as below PyTorch's own: the arithmetic of `math` is in fp32 then
+            return _RUN[kernel](call, scale)
 
     return scaled_dot_product_attention
 
