@@ -8,7 +8,7 @@ bytes asked for, before any rounding. Nothing here imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -122,6 +122,7 @@ class Trace:
         marks: phase boundaries, by index.
         ops: work of the last micro-step and the last update (not of the steps before).
         facts: what was traced.
+        ceilings: (allocation, bytes that it never exceeds) where the size stops growing with the batch; `sizes` may be larger.
     """
 
     events: tuple[int, ...]
@@ -132,6 +133,7 @@ class Trace:
     marks: tuple[Mark, ...]
     facts: Facts
     ops: tuple[OpCost, ...] = ()
+    ceilings: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.operators) == len(self.kinds):
@@ -148,6 +150,15 @@ class Trace:
                 dead[~event] = 1
         if born != len(dead):
             raise ValueError(f"{len(dead)} allocations are described but {born} are born")
+
+    def capped(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """`sizes`, none above its ceiling."""
+        if not self.ceilings:
+            return tuple(sizes)
+        found = list(sizes)
+        for allocation, most in self.ceilings:
+            found[allocation] = min(found[allocation], most)
+        return tuple(found)
 
     def operator(self, allocation: int) -> str:
         """Name of the operator that made `allocation`."""
@@ -182,6 +193,7 @@ class Trace:
                 [moments.index(o.moment), row[o.operator, o.dtype], o.flops, o.nbytes, o.kernels] for o in ops
             ],
             "facts": facts_to_json(self.facts),
+            "ceilings": [list(row) for row in self.ceilings],
         }
 
     @classmethod
@@ -207,6 +219,7 @@ class Trace:
                 ),
                 ops=tuple(_op(moments[m], data["op_names"][n], f, b, k) for m, n, f, b, k in data["ops"]),
                 facts=facts_from_json(data["facts"]),
+                ceilings=tuple((k, most) for k, most in data.get("ceilings", ())),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise FileFormatError(f"not a trace: {error!r}") from None
@@ -251,10 +264,13 @@ class TraceBuilder:
         self._rows: dict[str, int] = {}
         self._marks: list[Mark] = []
         self._ops: list[OpCost] = []
+        self._ceilings: list[tuple[int, int]] = []
 
-    def alloc(self, nbytes: int, operator: str, kind: Kind = Kind.TEMPORARIES) -> int:
-        """Record a birth; returns the allocation's number."""
+    def alloc(self, nbytes: int, operator: str, kind: Kind = Kind.TEMPORARIES, *, ceiling: int | None = None) -> int:
+        """Record a birth; returns the allocation's number. `ceiling`: see `Trace.ceilings`."""
         number = len(self._sizes)
+        if ceiling is not None:
+            self._ceilings.append((number, ceiling))
         self._events.append(number)
         self._sizes.append(nbytes)
         self._operators.append(self._rows.setdefault(operator, len(self._rows)))
@@ -302,4 +318,5 @@ class TraceBuilder:
             marks=tuple(self._marks),
             ops=tuple(self._ops),
             facts=facts,
+            ceilings=tuple(self._ceilings),
         )

@@ -8,5 +8,6 @@ can break before a kernel runs, can be checked here; speed cannot, and no figure
     python -m benchmarks.hollow -- pytest -m gpu
     python -m benchmarks.hollow --card a100-80gb -- autofit doctor
 
-It needs a CUDA 13 build of torch (2.11 to 2.15 were tried; its CUDA libraries need not be installed), gcc, binutils, and the headers of the CUDA toolkit.
+It needs a CUDA 12 or 13 build of torch (2.9 to 2.15 were tried; its CUDA libraries need not be installed), gcc, binutils, and the headers of that CUDA's
+runtime.
 """

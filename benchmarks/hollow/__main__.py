@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.hollow.build import SOURCE, CannotBuild, build
 
 SITE = Path(__file__).parent / "site"
-CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}  #: that come with torch's wheels, from their metadata
+CUDNN = {"2.6": 90100, "2.9": 91002, "2.10": 91002, "2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}  #: that come with torch's wheels, from their metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Card:
 
 
 CARDS = {
+    "v100-16gb": Card(70, 16151, 80),
     "t4": Card(75, 14913, 40),
     "a100-80gb": Card(80, 81154, 108),
     "rtx-4090": Card(89, 24080, 128),
@@ -72,7 +73,7 @@ def environment(card: Card, name: str, directory: Path) -> dict[str, str]:
         "HOLLOW_CAPABILITY": str(card.capability),
         "HOLLOW_TOTAL_MIB": str(card.memory_mib),
         "HOLLOW_MULTIPROCESSORS": str(card.multiprocessors),
-        "HOLLOW_CUDNN": str(CUDNN.get(minor, max(CUDNN.values()))),
+        "HOLLOW_CUDNN": os.environ.get("HOLLOW_CUDNN") or str(CUDNN.get(minor, max(CUDNN.values()))),
         "HOLLOW_STATE": str(directory / f"state-{name}"),
     }
     found = dict(os.environ) | ours

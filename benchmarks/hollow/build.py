@@ -18,6 +18,7 @@ IMPLEMENTED = {"libcudart.so.": "cudart.c", **dict.fromkeys(("libcublas.so.", "l
 UNVERSIONED = {"libnccl.so.": "nccl", "libcusparseLt.so.": "cusparseLt", "libcufile.so.": "cuFile", "libcurand.so.": "curand"}
 VERSION_NODES = {"libnvshmem_host.so.": "NVSHMEM"}  #: libraries whose symbols' version is not their own name
 FOREIGN = ("libnvshmem_host.", "libnvrtc.", "libcu", "libnccl.", "libnv")
+KNOWN_MAJORS = {"12", "13"}
 DRIVER_CALLS = r"CUresult CUDAAPI (cu\w+)\("
 NVML_CALLS = ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetCurrentClocksEventReasons")
 
@@ -30,12 +31,13 @@ def build(directory: Path) -> None:
     """Write the libraries for the installed torch (and bitsandbytes) into `directory`.
 
     Raises:
-        CannotBuild: a tool, the headers or a CUDA 13 build of torch is missing.
+        CannotBuild: a tool, the headers or a CUDA build of torch is missing.
     """
     for tool in ("gcc", "nm", "readelf"):
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed")
-    users, headers = users_of_cuda(), header_directory()
+    users, major = users_of_cuda()
+    headers = header_directory(major)
     directory.mkdir(parents=True, exist_ok=True)
     compile_ = ["gcc", "-shared", "-fPIC", "-O1", "-w", f"-I{headers}", f"-I{SOURCE}"]
     _run([*compile_, "-o", str(directory / "libhollow.so"), "-Wl,-soname,libhollow.so", str(SOURCE / "device.c"), "-lpthread"])
@@ -55,28 +57,30 @@ def build(directory: Path) -> None:
               f"-L{directory}", "-l:libhollow.so", "-Wl,-rpath,$ORIGIN", "-ldl", "-lpthread"])
 
 
-def users_of_cuda() -> list[Path]:
-    """Shared libraries of torch, and of bitsandbytes for the same CUDA where it is installed."""
+def users_of_cuda() -> tuple[list[Path], str]:
+    """Shared libraries of torch, and of bitsandbytes for the same CUDA where it is installed; and CUDA's major version."""
     torch = _package("torch")
     if torch is None or not (torch / "lib" / "libtorch_cuda.so").exists():
         raise CannotBuild("the installed torch is no CUDA build: pip install --no-deps a wheel of one")
     found = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
     majors = {name.rpartition(".")[2] for path in found for name in needed(path) if name.startswith("libcudart.so.")}
-    if majors != {"13"}:
-        raise CannotBuild(f"the installed torch is built for CUDA {', '.join(sorted(majors))}; only 13 is known here")
-    quantised = _package("bitsandbytes")
-    return found + (sorted(quantised.glob("libbitsandbytes_cuda130.so")) if quantised is not None else [])
+    if len(majors) != 1 or not majors <= KNOWN_MAJORS:
+        raise CannotBuild(f"the installed torch is built for CUDA {', '.join(sorted(majors))}; known here are {', '.join(sorted(KNOWN_MAJORS))}")
+    major, quantised = majors.pop(), _package("bitsandbytes")
+    return found + (sorted(quantised.glob(f"libbitsandbytes_cuda{major}*.so")) if quantised is not None else []), major
 
 
-def header_directory() -> Path:
-    """Where `cuda_runtime_api.h` of CUDA 13 is: `CUDA_HOME`, the usual place, or the wheel of the runtime."""
+def header_directory(major: str) -> Path:
+    """Where `cuda_runtime_api.h` of this CUDA is: `CUDA_HOME`, the usual place, or the wheel of the runtime."""
     places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
     wheel = importlib.util.find_spec("nvidia")
-    places += [Path(root) / "cu13" / "include" for root in (wheel.submodule_search_locations or [] if wheel else [])]
+    for root in (wheel.submodule_search_locations or []) if wheel else []:
+        places += [Path(root) / part / "include" for part in (f"cu{major}", "cuda_runtime")]
     for place in places:
-        if (place / "cuda_runtime_api.h").exists() and "CUDART_VERSION  13" in (place / "cuda_runtime_api.h").read_text():
+        header = place / "cuda_runtime_api.h"
+        if header.exists() and re.search(rf"#define CUDART_VERSION\s+{major}0", header.read_text()):
             return place
-    raise CannotBuild("no headers of the CUDA 13 runtime: set CUDA_HOME, or pip install nvidia-cuda-runtime")
+    raise CannotBuild(f"no headers of the CUDA {major} runtime: set CUDA_HOME, or pip install the wheel of the runtime (nvidia-cuda-runtime)")
 
 
 def linked_symbols(users: Iterable[Path]) -> dict[str, set[str]]:

@@ -175,6 +175,7 @@ def trace_row(row: dict[str, Any], *, era: bool) -> Trace:
     def run(subject: StepSubject, how: StepSettings, tracer: StorageTracer) -> None:
         if era:
             tracer.card = None
+        tracer.birth_orders = {}  # dropout made its result before its mask
         (EraLoop if era else LaterLoop)(subject, how, tracer).run()
 
     return trace_step(make, settings, run)

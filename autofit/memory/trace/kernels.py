@@ -3,8 +3,8 @@
 Two things: kernels that a CPU-only build lacks, so that it would decompose an operator which a GPU runs whole; and
 memory that a kernel takes from the caching allocator for itself. The sizes follow the sources of PyTorch
 (`EmbeddingBackwardKernel.cu`, `attention_backward.cu`, `kernel_backward.h` of the memory-efficient kernel, `flash_api.cpp`,
-`CublasHandlePool.cpp`, `ForeachReduceOp.cu`); none is fitted. Not covered: workspaces that cuDNN chooses at run time, and temporary
-buffers of reductions and sorts (well under a MiB each).
+`CublasHandlePool.cpp`, `ForeachReduceOp.cu`, `SoftMax.cu`); none is fitted. Not covered: workspaces that cuDNN chooses at run time, and temporary
+buffers of full reductions and sorts (well under a MiB each).
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ GEMMS = frozenset(
         aten.dot.default,
     )
 )
+SUMS = frozenset((aten.sum.dim_IntList, aten.mean.dim))  #: see `reductions`
 CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
 
 
@@ -136,9 +137,9 @@ def flash_backward(args: Sequence[Any], card: Card) -> Groups:
 
 
 def cudnn_backward(args: Sequence[Any], card: Card) -> Groups:
-    """What any one-pass backward needs: an fp32 accumulator and softmax sums. cuDNN does not publish its own figure."""
+    """cuDNN's frontend asks for an fp32 accumulator and softmax sums in one piece; what its engines want beside it, they do not publish."""
     batch, heads, length, dim = args[1].shape
-    return [[batch * heads * length * 4, batch * heads * length * dim * 4]]
+    return [[batch * heads * length * (1 + dim) * 4]]
 
 
 def efficient_forward(args: Sequence[Any], card: Card) -> Groups:
@@ -176,10 +177,16 @@ def efficient_backward(args: Sequence[Any], card: Card) -> Groups:
 
 
 def safe_softmax(args: Sequence[Any], card: Card) -> Groups:
-    """A composite: the plain softmax, a boolean of the same shape and one per row die when the result is selected."""
+    """A composite: the plain softmax, whose rows without any score are set to zero in place; a boolean of its shape, one per row, and a zero die."""
     x = args[0]
     rows = x.numel() // max(1, x.shape[args[1]])
-    return [[x.numel() * x.element_size(), x.numel(), rows]]
+    return [[x.numel(), rows, x.element_size()]]
+
+
+def softmax_backward(args: Sequence[Any], card: Card) -> Groups:
+    """The product of gradient and output, before it is summed along rows."""
+    grad, output = args[0], args[1]
+    return [[grad.numel() * max(grad.element_size(), output.element_size())]]
 
 
 def foreach_norm(args: Sequence[Any], card: Card) -> Groups:
@@ -195,7 +202,14 @@ WORKSPACES: dict[Any, Workspace] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_backward,
     aten._scaled_dot_product_efficient_attention.default: efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: efficient_backward,
+    aten._softmax_backward_data.default: softmax_backward,
     aten._foreach_norm.Scalar: foreach_norm,
+}
+
+#: operators whose results are not made in the order in which they are returned
+BIRTH_ORDERS: dict[Any, tuple[int, ...]] = {
+    aten.native_dropout.default: (1, 0),
+    aten._scaled_dot_product_cudnn_attention.default: (6, 7, 0, 1),
 }
 
 #: operators that PyTorch composes of others below the dispatcher's sight, on every device

@@ -1,7 +1,7 @@
 """Which attention kernel a card would choose, and what PyTorch does around it.
 
 `torch.nn.functional.scaled_dot_product_attention` asks the device at hand; here the device is only described. The order of
-preference and the conditions are those of `sdp_utils.cpp` for dense inputs of four dimensions (checked against the choice of torch 2.11 to
+preference and the conditions are those of `sdp_utils.cpp` for dense inputs of four dimensions (checked against the choice of torch 2.6 to
 2.15's own CUDA builds), the handling of masks and odd head sizes that of `attention.cpp`.
 """
 
@@ -68,6 +68,18 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@functools.cache
+def cudnn_leads() -> bool:
+    """Whether cuDNN's attention comes before the others where it can run: from torch 2.10, with a cuDNN newer than 9.15.0.
+
+    A build without CUDA stands for the card's machine, where torch's own wheel brings its cuDNN: such a one from 2.11.
+    """
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or torch_version() < (2, 10):
+        return False
+    installed = torch.backends.cudnn.version() if torch.backends.cuda.is_built() else None
+    return torch_version() >= (2, 11) if installed is None else installed > 91500
+
+
 def choose(call: Call, capability: tuple[int, int]) -> str:
     """`cudnn`, `flash`, `efficient` or `math`: what a CUDA card of this compute capability would run."""
     if not call.dense_4d:
@@ -82,8 +94,8 @@ def choose(call: Call, capability: tuple[int, int]) -> str:
 
 
 def _cudnn_can(call: Call, capability: tuple[int, int]) -> bool:
-    """cuDNN comes first on compute capability 9 and 10, unless its user says otherwise."""
-    if capability[0] not in (9, 10) or os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1":
+    """On compute capability 9 and 10, for the calls that it knows."""
+    if capability[0] not in (9, 10) or not cudnn_leads():
         return False
     lone_query = call.query.shape[2] == 1 and (call.dropout > 0.0 or (capability[0] == 10 and torch_version() == (2, 14)))
     return (
@@ -221,10 +233,26 @@ def _efficient(call: Call, scale: float | None) -> Tensor:
 
 
 def _math(call: Call, scale: float | None) -> Tensor:
-    mask = _additive(call.mask, call.query.dtype)
-    output: Tensor = aten._scaled_dot_product_attention_math(
-        call.query, call.key, call.value, mask, call.dropout, call.causal, scale=scale, enable_gqa=call.gqa
-    )[0]
+    """`_scaled_dot_product_attention_math` by hand: for fake tensors, PyTorch's own would take more memory, as it does nothing in place for subclasses."""
+    query, key, value = (t.float() if call.half else t for t in (call.query, call.key, call.value))
+    factor = (call.query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query = query * (factor if scale is None or scale >= 0 else -factor)
+    mask = _additive(call.mask, query.dtype)
+    if call.causal:
+        allowed = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _additive(allowed, query.dtype)
+    if call.gqa:
+        key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores.add_(mask)
+    weights = torch._safe_softmax(scores, -1)
+    del scores
+    if call.dropout:
+        weights = torch.dropout(weights, call.dropout, True)
+    returned = weights.to(call.query.dtype)  # to a caller that drops it, but it lives through the product
+    output = torch.matmul(weights, value).to(call.query.dtype)
+    del returned
     return output
 
 
@@ -232,7 +260,8 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """A boolean mask as an additive one, the way PyTorch makes it (the result is saved for backward, in every layer)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    allowed, forbidden = (torch.full((), value, dtype=dtype, device=mask.device) for value in (0.0, float("-inf")))
+    return torch.where(mask, allowed, forbidden)
 
 
 _RUN: dict[str, Callable[[Call, float | None], Tensor]] = {

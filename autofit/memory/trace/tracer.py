@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from autofit.memory.events import Kind, Moment, TraceBuilder
 from autofit.memory.trace import costs, kernels
 from autofit.memory.trace.engine import EngineRules
+from autofit.memory.trace.reductions import shared_sum, summed_rows
 
 aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default
@@ -96,6 +97,7 @@ class StorageTracer(TorchDispatchMode):
         self.builder = builder
         self.recording_costs = False
         self.notes: set[str] = set()
+        self.birth_orders: Mapping[Any, tuple[int, ...]] = kernels.BIRTH_ORDERS
         self._device_type = device_type
         self.card = card
         self._padded = padded
@@ -131,7 +133,8 @@ class StorageTracer(TorchDispatchMode):
             if func in _TRUTHS and out.dim() == 0:
                 out._autofit_truth = True  # type: ignore[attr-defined]
         elif isinstance(out, tuple | list):
-            for item in out:
+            order = self.birth_orders.get(func) if self.card is not None else None
+            for item in out if order is None else [out[index] for index in order]:
                 if isinstance(item, Tensor):
                     self._see(item, func, args)
                 elif isinstance(item, list | tuple):
@@ -206,6 +209,9 @@ class StorageTracer(TorchDispatchMode):
                 nbytes = kernels.cublas_workspace_bytes(self.card.capability)
                 self.builder.alloc(nbytes, "cublas workspace", Kind.WORKSPACE)
             return
+        if func in kernels.SUMS:
+            self._borrow_shared(func, args)
+            return
         workspace = kernels.WORKSPACES.get(func)
         if workspace is not None:
             self._borrow(func, workspace(args, self.card))
@@ -221,6 +227,20 @@ class StorageTracer(TorchDispatchMode):
             numbers = [self.builder.alloc(nbytes, name, Kind.WORKSPACE) for nbytes in group if nbytes]
             for number in numbers:
                 self.builder.free(number)
+
+    def _borrow_shared(self, func: Any, args: Sequence[Any]) -> None:
+        """As `_borrow`, for a sum over rows, whose memory stops growing with them."""
+        shape = summed_rows(args)
+        if shape is None or self.card is None:
+            return
+        shared = shared_sum(*shape, self.card.capability, smooth=self.card.smooth)
+        if shared is None:
+            return
+        name = f"{self._name(func)} workspace"
+        place = self.builder.alloc(shared.nbytes, name, Kind.WORKSPACE, ceiling=shared.most)
+        locks = self.builder.alloc(shared.semaphores, name, Kind.WORKSPACE)
+        for number in (locks, place):
+            self.builder.free(number)
 
     def adopt(self, tensors: Iterable[Tensor], kind: Kind, operator: str) -> None:
         """Record tensors that are already on the device (the model), in this order."""

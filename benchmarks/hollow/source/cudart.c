@@ -317,8 +317,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     return cudaSuccess;
 }
 
+#if CUDART_VERSION >= 13000
+#define EDGES const cudaGraphEdgeData **edges,
+#else
+#define EDGES
+#endif
+
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *graph,
-                                     const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges, size_t *count) {
+                                     const cudaGraphNode_t **dependencies, EDGES size_t *count) {
     if (id) *id = 0;
     return cudaStreamIsCapturing(stream, status);
 }

@@ -9,8 +9,14 @@ enum { CUDNN_TYPE_BACKEND_DESCRIPTOR = 15 };
 
 static void *const anything = (void *)1;
 
+/* One for each thread: PyTorch keeps a workspace for each. */
 int cublasCreate_v2(void **handle) {
-    *handle = anything;
+    *handle = malloc(1);
+    return 0;
+}
+
+int cublasDestroy_v2(void *handle) {
+    free(handle);
     return 0;
 }
 

@@ -1,0 +1,101 @@
+"""What sums over rows take from the allocator: gradients of biases above all, and Adafactor's means.
+
+Where the blocks of one pass would be too few to fill the card, several share an output and meet in global memory. The plan is that of `setReduceConfig`
+in PyTorch's `Reduce.cuh`, for a contiguous input whose leading dimensions are summed; other sums take less than a MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+_THREADS, _WARP = 512, 32  # of a block
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread, before blocks share an output
+_ACCUMULATOR = 4  # bytes: sums are held in fp32
+
+#: compute capability -> (multiprocessors, threads of each) of its largest common card
+PROCESSORS = {
+    (7, 0): (80, 2048),
+    (7, 5): (72, 1024),
+    (8, 0): (108, 2048),
+    (8, 6): (84, 1536),
+    (8, 9): (142, 1536),
+    (9, 0): (132, 2048),
+    (10, 0): (148, 2048),
+    (12, 0): (188, 1536),
+}
+_USUAL = (108, 2048)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Bytes of one sum's meeting place.
+
+    Attributes:
+        nbytes: as many as the rows need, without an upper bound.
+        most: bytes that suffice for any number of rows.
+        semaphores: bytes of the locks.
+    """
+
+    nbytes: int
+    most: int
+    semaphores: int
+
+
+def shared_sum(rows: int, columns: int, capability: tuple[int, int], *, smooth: bool) -> Shared | None:
+    """The meeting place of a sum of a (rows, columns) matrix over its rows; None when no blocks share an output.
+
+    Args:
+        rows, columns: of the input.
+        capability: of the card.
+        smooth: whether `nbytes` lies on a line through the rows, and thresholds in them are ignored.
+    """
+    vector = next(width for width in (4, 2, 1) if columns % width == 0)
+    most_threads, wide = _THREADS // vector, columns // vector
+    tall = most_threads if smooth else rows
+    width = min(_power(wide, most_threads), _WARP)
+    height = min(_power(tall, most_threads), most_threads // width)
+    width = min(_power(wide, most_threads), most_threads // height)
+    grid = -(-wide // width)
+    processors, threads = PROCESSORS.get(capability, _USUAL)
+    target = processors * (threads // (width * height))
+    values = -(-rows // height)
+    if grid > target:
+        return None
+    if not smooth and (rows < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES):
+        return None
+    one = _ACCUMULATOR * columns * width * vector
+    most = -(-target // grid)
+    if smooth:
+        return Shared(nbytes=-(-one * rows // (height * _LEAST_VALUES)), most=one * most, semaphores=4 * grid)
+    blocks = max(min(most, -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return Shared(nbytes=one * blocks, most=one * blocks, semaphores=4 * grid) if blocks > 1 else None
+
+
+def summed_rows(args: Sequence[Any]) -> tuple[int, int] | None:
+    """(rows, columns) of `sum.dim_IntList` or `mean.dim` over leading dimensions of a contiguous tensor; None for any other.
+
+    A sum over the first of three dimensions or more is one over samples, too few for blocks to share it.
+    """
+    tensor, dims = args[0], args[1]
+    if not isinstance(tensor, Tensor) or not dims or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    summed = sorted(d % tensor.dim() for d in dims)
+    flat = [d for d in range(tensor.dim()) if tensor.shape[d] != 1]  # what has one row is not there for the kernel
+    summed = [d for d in summed if d in flat]
+    if not summed or summed != flat[: len(summed)] or len(summed) == len(flat):
+        return None
+    if len(summed) == 1 and len(flat) > 2:
+        return None
+    rows = 1
+    for d in summed:
+        rows *= tensor.shape[d]
+    return rows, tensor.numel() // rows
+
+
+def _power(value: int, most: int) -> int:
+    """The largest power of two up to `value`, at most `most`."""
+    return most if value >= most else 1 << (value.bit_length() - 1)
