@@ -17,6 +17,7 @@
 #include "device.h"
 
 #define PAGE (2UL << 20)
+#define ADDRESSES (1UL << 43)
 #define COPIED (1UL << 20)
 #define BUCKETS 4096
 
@@ -55,21 +56,32 @@ static size_t pages(size_t size) { return (size + PAGE - 1) / PAGE * PAGE; }
 /* What the driver takes for a block: whole pages of 2 MiB, or a share of one. */
 static size_t taken(size_t size) { return size >= PAGE / 2 ? pages(size) : (size + 511) / 512 * 512; }
 
+/* Addresses rise, as a card's do: the caching allocator takes the lowest of equal blocks. None is given twice. */
+static char *map_pages(size_t size) {
+    static char *next;
+    pthread_mutex_lock(&blocks_mutex);
+    if (!next) {
+        char *space = mmap(0, ADDRESSES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (space != MAP_FAILED) next = (char *)(((uintptr_t)space + PAGE - 1) / PAGE * PAGE);
+    }
+    char *start = next;
+    if (start) next += size;
+    pthread_mutex_unlock(&blocks_mutex);
+    if (!start || mprotect(start, size, PROT_READ | PROT_WRITE)) return 0;
+    madvise(start, size, MADV_NOHUGEPAGE);
+    return start;
+}
+
 cudaError_t cudaMalloc(void **out, size_t size) {
     *out = 0;
     cudaError_t error = begin();
     if (error) return error;
     if (hollow_take(taken(size))) return fail(cudaErrorMemoryAllocation);
-    size_t mapped = pages(size);
-    char *raw = mmap(0, mapped + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (raw == MAP_FAILED) {
+    char *start = map_pages(pages(size));
+    if (!start) {
         hollow_give(taken(size));
         return fail(cudaErrorMemoryAllocation);
     }
-    madvise(raw, mapped + PAGE, MADV_NOHUGEPAGE);
-    char *start = (char *)(((uintptr_t)raw + PAGE - 1) / PAGE * PAGE);
-    if (start > raw) munmap(raw, start - raw);
-    if (raw + PAGE > start) munmap(start + mapped, raw + PAGE - start);
     Block *block = malloc(sizeof *block);
     pthread_mutex_lock(&blocks_mutex);
     *block = (Block){start, size, *bucket(start)};
@@ -89,7 +101,8 @@ cudaError_t cudaFree(void *p) {
     if (block) *link = block->next;
     pthread_mutex_unlock(&blocks_mutex);
     if (!block) return fail(cudaErrorInvalidValue);
-    munmap(p, pages(block->size));
+    madvise(p, pages(block->size), MADV_DONTNEED);
+    mprotect(p, pages(block->size), PROT_NONE);
     hollow_give(taken(block->size));
     free(block);
     return cudaSuccess;
