@@ -33,6 +33,8 @@ def assemble(
     memory_limit_bytes: int,
     default_optim: str,
     untested: Mapping[str, int],
+    starting_seconds: float = 0.0,
+    predicting_seconds: float = 0.0,
     certificate: Mapping[str, Any] | None = None,
     software: Mapping[str, str] | None = None,
     model: Mapping[str, Any] | None = None,
@@ -79,7 +81,7 @@ def assemble(
             *(Warning(code=code, message=said, next_step=step) for code, said, step in data_problems(data)),
             *(Warning(code="space", message=note) for note in space.notes),
         ),
-        cost=_cost(finding, every, speedup, best),
+        cost=_cost(finding, every, speedup, best, starting=starting_seconds, predicting=predicting_seconds),
         evaluation=evaluation,
         argument_defaults=argument_defaults or {},
         reference_optim=reference_optim or default_optim,
@@ -121,18 +123,25 @@ def _ratio(best: Estimate, baseline: Estimate | None) -> float | None:
 
 
 def _cost(
-    finding: Finding, records: Sequence[TrialRecord], speedup: Mapping[str, float | None], best: Estimate
+    finding: Finding,
+    records: Sequence[TrialRecord],
+    speedup: Mapping[str, float | None],
+    best: Estimate,
+    *,
+    starting: float,
+    predicting: float,
 ) -> Cost:
-    compiling = compile_seconds(records, best.config)
-    spent = finding.seconds + compiling
+    compiling, seconds = compile_seconds(records, best.config), finding.seconds + starting
+    spent = seconds + compiling
     ran = [r for r in records if r.outcome is not Outcome.SKIPPED]
     return Cost(
-        seconds=finding.seconds,
+        seconds=seconds,
         device_seconds=sum(r.seconds for r in ran),
         trials=sum(r.role in SEARCH_ROLES for r in ran),
         out_of_memory=sum(is_memory_failure(r) for r in ran if not r.after_search),
         break_even_hours={name: break_even_hours(spent, ratio) for name, ratio in speedup.items()},
         compile_seconds=compiling,
+        predicting_seconds=predicting,
     )
 
 

@@ -17,7 +17,7 @@ class OutOfBudget(Exception):
 
 
 class Budget:
-    """What is left of trials and seconds. The clock starts here.
+    """What is left of trials and seconds. The clock starts here, at what was spent before.
 
     Args:
         terms: what bounds the search.
@@ -26,7 +26,7 @@ class Budget:
 
     def __init__(self, terms: Terms, clock: Callable[[], float]) -> None:
         self._terms, self._clock = terms, clock
-        self._begin = clock()
+        self._begin = clock() - terms.spent_seconds
 
     @property
     def elapsed_seconds(self) -> float:

@@ -259,8 +259,9 @@ def cost_lines(result: TuneResult, width: int) -> list[str]:
     out_of_memory = f"; {cost.out_of_memory} ran out of memory" if cost.out_of_memory else ""
     replayed = cost.seconds < cost.device_seconds  # the trials are a record, or a study's from before
     rest = f"the recorded trials took {format_seconds(cost.device_seconds)}" if replayed else f"{format_seconds(cost.device_seconds)} of it in trials"
+    predicted = f"{format_seconds(cost.predicting_seconds)} of it to predict memory and time, " if cost.predicting_seconds >= 1.0 else ""
     text = (
-        f"{format_seconds(cost.seconds)} in all, {rest}: "
+        f"{format_seconds(cost.seconds)} in all, {predicted}{rest}: "
         f"{', '.join(filter(None, parts))}{out_of_memory}."
     )
     lines = wrapped(text, width, indent="  ")

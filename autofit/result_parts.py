@@ -51,12 +51,13 @@ class Cost:
     """What the search cost.
 
     Attributes:
-        seconds: wall time of the search.
+        seconds: wall time of the search, imports and predictions included.
         device_seconds: of it, in trials.
         trials: trials that ran (play-off and confirmation not counted).
         out_of_memory: of them, those that did not fit.
         break_even_hours: per baseline: hours of training with the answer after which the search has paid for itself; None
             where the answer is not faster.
+        predicting_seconds: of `seconds`, on traces before the first trial.
         compile_seconds: what the answer spends on compilation when a training begins; it counts in the break-even, not in the speed.
     """
 
@@ -66,6 +67,7 @@ class Cost:
     out_of_memory: int
     break_even_hours: Mapping[str, float | None] = field(default_factory=dict)
     compile_seconds: float = 0.0
+    predicting_seconds: float = 0.0
 
 
 OBJECTS = ("speedup", "software", "model", "data", "untested", "certificate", "soundness", "numerics", "argument_defaults")

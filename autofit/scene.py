@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ from autofit.errors import NothingFits, UserError, WorkerError
 from autofit.estimation import asking
 from autofit.landscape import Landscape
 from autofit.observer import Observer
-from autofit.prediction import Predictor, capability_of, predictor_for
+from autofit.prediction import PATIENCE_SECONDS, Predictor, capability_of, predictor_for
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
 from autofit.protocol import Kind
 from autofit.replay import ReplayRunner
@@ -31,6 +32,7 @@ from autofit.space import Space
 from autofit.spec import SearchSpec, Workload
 from autofit.units import format_bytes
 
+PREDICTING_SHARE = 0.25  #: of the time budget that traces may use
 REPLAY_PATIENCE_SECONDS = 10.0  #: for traces before a replay, whose own trials cost nothing; what was traced is kept for the next
 
 
@@ -47,6 +49,8 @@ class Scene:
         warnings: what is known to be worth a word already.
         replayed: whether a landscape stands for the device.
         ceiling_bytes: memory limit that a landscape was recorded under; None = none.
+        starting_seconds: spent on imports and on describing device and model.
+        predicting_seconds: spent on traces before the first trial.
     """
 
     runner: Runner
@@ -58,6 +62,8 @@ class Scene:
     replayed: bool = False
     ceiling_bytes: int | None = None
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
+    starting_seconds: float = 0.0
+    predicting_seconds: float = 0.0
 
     @property
     def default_optim(self) -> str:
@@ -73,7 +79,7 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
         UserError: device, model or a named choice cannot be used.
         WorkerError: the libraries cannot be imported.
     """
-    name = choose_device(spec.device)
+    begin, name = time.monotonic(), choose_device(spec.device)
     if predict and spec.workload.script is not None:
         observer.note("memory and time of a script are not predicted: they are learned from its trials")
         predict = False
@@ -84,6 +90,7 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
         model = facts["model"]
         refuse_on_device(spec.workload.adaptation, device.kind, model.get("quantises_on"))
         space = space_of(spec, facts)
+        started = time.monotonic()
         predictor = (
             None
             if not predict
@@ -94,6 +101,7 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
                 space=space,
                 ask=lambda payload: runner.ask(Kind.ESTIMATE, payload, timeout=DEFAULT_TRIAL_TIMEOUT_SECONDS),
                 say=observer.note,
+                patience_seconds=_patience(spec),
             )
         )
         yield Scene(
@@ -104,7 +112,14 @@ def real_scene(spec: SearchSpec, observer: Observer, *, predict: bool) -> Iterat
             predictor=predictor,
             warnings=tuple(Warning(code="model", message=text) for text in model["warnings"]),
             argument_defaults=facts["argument_defaults"],
+            starting_seconds=started - begin,
+            predicting_seconds=time.monotonic() - started,
         )
+
+
+def _patience(spec: SearchSpec) -> float:
+    """Seconds for traces: they count in the time budget, and most of that is for trials."""
+    return PATIENCE_SECONDS if spec.timeout_seconds is None else min(PATIENCE_SECONDS, PREDICTING_SHARE * spec.timeout_seconds)
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ def _terms(scene: Scene, spec: SearchSpec, limit: int) -> Terms:
         native_precisions=scene.device.precisions,
         default_optim=scene.default_optim,
         argument_defaults=scene.argument_defaults,
+        spent_seconds=scene.predicting_seconds,
         baselines_outside_space=not scene.replayed,
     )
 
@@ -125,6 +126,8 @@ def _result(
         device=scene.device,
         memory_limit_bytes=limit,
         default_optim=scene.default_optim,
+        starting_seconds=scene.starting_seconds,
+        predicting_seconds=scene.predicting_seconds,
         untested=search.untested,
         certificate=_certificate(study),
         software=scene.facts.get("software"),
