@@ -35,6 +35,7 @@ UNIT_ROUNDOFF: Mapping[Precision, float] = {
 }
 ROUNDINGS = 256  #: in a row
 SMALL_LOSS = 0.1
+FEWEST_RETRIES, RETRIES_PER_STEP = 2, 0.5  #: of the allocator, in the measured steps: from here on it is thrash
 
 
 def unsound(measurement: Measurement) -> Failure | None:
@@ -133,10 +134,11 @@ def _not_finite(measurement: Measurement) -> Failure | None:
 
 
 def _thrashing(measurement: Measurement) -> Failure | None:
-    retries = (measurement.facts or {}).get("alloc_retries_after_warmup") or 0
-    if retries <= 0:
+    """Retries that go on. Under a tight limit PyTorch's allocator may rearrange its segments once, in an early step, and then needs no more."""
+    retries, steps = (measurement.facts or {}).get("alloc_retries_after_warmup") or 0, len(measurement.update_seconds)
+    if retries < FEWEST_RETRIES or retries < RETRIES_PER_STEP * steps:
         return None
-    message = f"the allocator freed its cache and tried again {retries} times after warm-up: too close to the limit"
+    message = f"the allocator freed its cache and tried again {retries} times in {steps} optimizer steps: too close to the limit"
     return Failure(reason=Reason.ALLOCATOR_THRASH, message=message)
 
 

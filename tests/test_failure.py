@@ -763,6 +763,11 @@ class TestSoundness:
         assert failure.reason is Reason.ALLOCATOR_THRASH
         assert "2 times" in failure.message
 
+    @pytest.mark.parametrize(("retries", "steps", "thrash"), [(1, 1, False), (1, 6, False), (2, 6, False), (3, 6, True), (2, 4, True), (40, 40, True)])
+    def test_only_retries_that_go_on_are_thrash(self, retries: int, steps: int, thrash: bool) -> None:
+        failure = unsound(self.run(update_seconds=(0.1,) * steps, facts={"alloc_retries_after_warmup": retries}))
+        assert (failure is not None) is thrash
+
     def test_a_knob_without_effect_is_named_with_both_values(self) -> None:
         facts = {
             "asked": {"autocast_dtype": "bfloat16", "gradient_checkpointing": True, "attn": "sdpa"},
