@@ -1,0 +1,53 @@
+"""Predicted peaks against what PyTorch's own CUDA allocator counted for the same training on the hollow device (see `benchmarks/hollow`)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit.estimation import asking
+from autofit.laws import Setting, collect, law_class
+from benchmarks.evidence.plan import full_plan
+
+STACKS = json.loads((Path(__file__).parents[1] / "data" / "allocator-rows.json").read_text())["stacks"]
+CASES = {case.key: case for case in full_plan().memory}
+CHECKED = (
+    "bert-large 4x2 bf16 adamw_torch_fused",
+    "gpt2-medium 8x2 bf16 ckpt adamw_bnb_8bit",
+    "llama-1b 1x1 bf16 adafactor",
+    "t5-base 16x1 bf16 adamw_torch_fused",
+    "t5-base 16x2 fp32 ckpt adafactor",
+    "vit-base 64x1 tf32 adamw_torch_fused",
+)
+
+
+def counted(key: str) -> dict[str, Any]:
+    """The row of the installed software."""
+    for stack in STACKS:
+        here = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+        if all(stack["software"][name].partition("+")[0] == version.partition("+")[0] for name, version in here.items()):
+            row: dict[str, Any] = next(row for row in stack["rows"] if row["key"] == key)
+            return {**row, "capability": stack["device"]["compute_capability"]}
+    pytest.skip("the allocator's peaks were counted with other versions of torch and transformers")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", CHECKED)
+def test_peaks_are_those_that_pytorchs_allocator_counts(key: str) -> None:
+    row, case = counted(key), CASES[key]
+    with asking(case.workload) as (facts, ask):
+        setting = Setting(workload=case.workload, facts=facts, compute_capability=row["capability"])
+        laws = collect(setting, [case.config], ask)[law_class(setting, case.config)].laws
+    assert laws is not None
+    peaks = laws.memory.predict(case.config.per_device_train_batch_size)
+    assert peaks.peak_allocated_bytes == pytest.approx(row["peak_allocated_bytes"], rel=0.002)
+    assert peaks.peak_reserved_bytes == pytest.approx(row["peak_reserved_bytes"], rel=0.005)
+
+
+def test_every_configuration_of_the_plan_was_counted() -> None:
+    for stack in STACKS:
+        assert {row["key"] for row in stack["rows"]} == set(CASES)
