@@ -44,6 +44,7 @@ _TILE = 64
 _MAX_SPLITS = 200  # of the keys over all heads, where each split needs an accumulator
 _GRAD_Q_TILE_HEADER = 16  # bytes of lock and counter before each tile of the accumulator
 _TENSOR_CHUNK = 65536
+WORKSPACE_BY_PRODUCT = (2, 15)  #: torch from which cuBLAS' workspace lives no longer than a product
 _stubs: list[torch.library.Library] = []
 
 GEMMS = frozenset(
@@ -58,12 +59,14 @@ GEMMS = frozenset(
         aten.dot.default,
     )
 )
+LIGHT_GEMMS = frozenset((aten.addmm.default, aten._addmm_activation.default))  #: cuBLASLt's, which add the bias
+LIGHT_WORKSPACE_BYTES = MIB  #: of cuBLASLt, beside the above
 SUMS = frozenset((aten.sum.dim_IntList, aten.mean.dim))  #: see `reductions`
 CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """Bytes that PyTorch gives each cuBLAS handle (one per thread that multiplies); cuBLASLt shares them.
+    """Bytes that PyTorch gives each cuBLAS handle (one per thread that multiplies), or each product.
 
     32 MiB on compute capability 9, 10 and 12, else 2 x 4 MiB + 8 x 16 KiB.
     """

@@ -20,6 +20,7 @@ from autofit.memory.events import Kind, Moment, TraceBuilder
 from autofit.memory.trace import costs, kernels
 from autofit.memory.trace.engine import EngineRules
 from autofit.memory.trace.reductions import shared_sum, summed_rows
+from autofit.memory.trace.sdpa import torch_version
 
 aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default
@@ -105,7 +106,7 @@ class StorageTracer(TorchDispatchMode):
         self._live: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._weights: set[int] = set()
-        self._threads: set[int] = set()
+        self._threads: set[tuple[int, bool]] = set()
         self._names: dict[Any, str] = {}
 
     def __torch_dispatch__(
@@ -203,11 +204,7 @@ class StorageTracer(TorchDispatchMode):
         if self.card is None:
             return
         if func in kernels.GEMMS:
-            thread = threading.get_ident()
-            if thread not in self._threads:
-                self._threads.add(thread)
-                nbytes = kernels.cublas_workspace_bytes(self.card.capability)
-                self.builder.alloc(nbytes, "cublas workspace", Kind.WORKSPACE)
+            self._multiply(func, kernels.cublas_workspace_bytes(self.card.capability))
             return
         if func in kernels.SUMS:
             self._borrow_shared(func, args)
@@ -227,6 +224,18 @@ class StorageTracer(TorchDispatchMode):
             numbers = [self.builder.alloc(nbytes, name, Kind.WORKSPACE) for nbytes in group if nbytes]
             for number in numbers:
                 self.builder.free(number)
+
+    def _multiply(self, func: Any, nbytes: int) -> None:
+        """cuBLAS' workspace and, where a bias is added, cuBLASLt's: kept by each thread, from torch 2.15 on taken for each product."""
+        with_bias = func in kernels.LIGHT_GEMMS
+        if torch_version() >= kernels.WORKSPACE_BY_PRODUCT:
+            self._borrow(func, [[kernels.LIGHT_WORKSPACE_BYTES if with_bias else nbytes]])
+            return
+        thread = threading.get_ident()
+        for light, size in ((False, nbytes), *(((True, kernels.LIGHT_WORKSPACE_BYTES),) if with_bias else ())):
+            if (thread, light) not in self._threads:
+                self._threads.add((thread, light))
+                self.builder.alloc(size, "cublas workspace", Kind.WORKSPACE)
 
     def _borrow_shared(self, func: Any, args: Sequence[Any]) -> None:
         """As `_borrow`, for a sum over rows, whose memory stops growing with them."""
