@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -141,11 +141,13 @@ def test_a_named_model_is_traced_under_its_adapter() -> None:
     assert _bytes(adapted, Kind.GRADIENTS) == 4 * 12 * 8 * (768 + 3 * 768)
 
 
-def test_quantised_models_are_not_traced_and_say_why() -> None:
+@pytest.mark.parametrize("said", [{"adapter": "lora"}, {"adapter": "ia3"}, {"adapter": "dora"}])
+def test_quantised_models_are_traced_under_lora_on_a_card_only_and_say_why(said: dict[str, Any]) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    request = _named(_request(adapter="lora", quantize="4bit"), "gpt2")
-    with pytest.raises(TraceUnavailable, match="bitsandbytes"):
-        trace_request(request, costs=False)
+    request = _named(_request(**said, quantize="4bit"), "gpt2")  # on a CPU
+    for device in ("cpu", "cuda") if said["adapter"] != "lora" else ("cpu",):
+        with pytest.raises(TraceUnavailable, match="bitsandbytes"):
+            trace_request(replace(request, device_type=device), costs=False)
 
 
 def test_the_adapter_decides_the_class_of_a_law() -> None:

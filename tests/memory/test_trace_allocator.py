@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from autofit.config import TrialConfig
 from autofit.estimation import asking
 from autofit.laws import Setting, collect, law_class
 from benchmarks.evidence.plan import full_plan
+from benchmarks.hollow.quantised import workload_of
 
 STACKS = json.loads((Path(__file__).parents[1] / "data" / "allocator-rows.json").read_text())["stacks"]
 CASES = {case.key: case for case in full_plan().memory}
@@ -46,6 +48,28 @@ def test_peaks_are_those_that_pytorchs_allocator_counts(key: str) -> None:
     peaks = laws.memory.predict(case.config.per_device_train_batch_size)
     assert peaks.peak_allocated_bytes == pytest.approx(row["peak_allocated_bytes"], rel=0.002)
     assert peaks.peak_reserved_bytes == pytest.approx(row["peak_reserved_bytes"], rel=0.005)
+
+
+QUANTISED = json.loads((Path(__file__).parents[1] / "data" / "quantised-rows.json").read_text())["rows"]
+FEW = [row for row in QUANTISED if row["model"] in ("gpt2", "tinyllama-1.1b")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", FEW, ids=lambda row: f"{row['model']}-{row['quantize']}-{TrialConfig.from_json(row['config']).label()}")
+def test_peaks_on_quantised_models_are_those_that_pytorchs_allocator_counts(row: dict[str, Any]) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    pytest.importorskip("peft", reason="peft is not installed")
+    for name, version in row["software"].items():
+        if importlib.metadata.version(name).partition("+")[0] != version.partition("+")[0]:
+            pytest.skip(f"the allocator's peaks were counted with {name} {version}")
+    workload, config = workload_of(row["model"], row["seq_len"], row["quantize"]), TrialConfig.from_json(row["config"])
+    with asking(workload) as (facts, ask):
+        setting = Setting(workload=workload, facts=facts, compute_capability=row["capability"])
+        laws = collect(setting, [config], ask)[law_class(setting, config)].laws
+    assert laws is not None
+    peaks = laws.memory.predict(config.per_device_train_batch_size)
+    assert peaks.peak_allocated_bytes == pytest.approx(row["peak_allocated_bytes"], rel=0.005)
+    assert peaks.peak_reserved_bytes == pytest.approx(row["peak_reserved_bytes"], rel=0.01)
 
 
 def test_every_configuration_of_the_plan_was_counted() -> None:

@@ -14,23 +14,25 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import Trainer, default_data_collator
 
+from autofit.adaptation import AdapterKind
 from autofit.arguments import explicit_arguments, model_arguments
 from autofit.config import PRECISION_FACTS
 from autofit.errors import UserError
+from autofit.memory.trace import quantised
 from autofit.memory.trace.record import build_model
 from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.spec import Workload
-from autofit.workload import batches, models
+from autofit.workload import adapters, batches, models
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows
-from autofit.workload.quantised import CLASSES
+from autofit.workload.quantised import CLASSES, compute_dtype, without_adapters
 from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
 OWN_KERNELS = ("flash_attention", "flex_attention")
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
-QUANTISED = "quantised layers run kernels of bitsandbytes, which have no fake counterpart"
+QUANTISED = "quantised layers run kernels of bitsandbytes, whose memory is known under LoRA on a CUDA device only"
 
 
 def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = False) -> StepSettings:
@@ -89,7 +91,9 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
     Raises:
         TraceUnavailable: a live model whose weights are not plain tensors.
     """
-    if resolved.adaptation is not None and resolved.adaptation.quantization is not None:
+    adaptation = resolved.adaptation
+    quantization = None if adaptation is None else adaptation.quantization
+    if adaptation is not None and quantization is not None and (adaptation.adapter is not AdapterKind.LORA or request.device_type != "cuda"):
         raise TraceUnavailable(QUANTISED)
     weight_dtype = models.dtype_to_build(resolved, request.config.precision)
     attention = model_arguments(request.config).get(
@@ -119,6 +123,9 @@ def fake_model(mode: FakeTensorMode, resolved: models.ResolvedModel, request: Tr
             if not live:
                 raise
             model = models.build(resolved, device="cpu", **options)
+    if adaptation is not None and quantization is not None:
+        kept = adapters.trained_in_full(without_adapters(model), adaptation, resolved.task)
+        quantised.store(model, quantization, compute=compute_dtype(request.config.precision), kept=kept)
     with mode:
         replace_tensors(model, request.device_type)
     return model  # type: ignore[no-any-return]
