@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autofit.config import TrialConfig
 from autofit.trial import Role, TrialRecord
@@ -21,6 +21,15 @@ class Observer(Protocol):
 
     def note(self, message: str) -> None:
         """Something worth a line."""
+        ...
+
+
+@runtime_checkable
+class Timekeeper(Protocol):
+    """An observer that shows what is left of the time budget."""
+
+    def spent(self, seconds: float) -> None:
+        """Seconds of it that went before the first trial."""
         ...
 
 

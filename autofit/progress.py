@@ -78,6 +78,7 @@ class Tally:
         self._trials, self._timeout, self._clock = trials, timeout_seconds, clock
         self._begin = clock()
         self._first: float | None = None
+        self.spent_before = 0.0  #: of the budget of time, before the first trial
         self._speeds: dict[TrialConfig, list[float]] = {}
         self._infeasible: set[TrialConfig] = set()
         self.ran = self.skipped = self.settling = 0
@@ -123,7 +124,7 @@ class Tally:
             parts.append(f"{self.skipped} skipped")
         parts.append(f"{_clock_time(self.now())} elapsed")
         if self._timeout is not None:
-            spent = 0.0 if self._first is None else self.now() - self._first
+            spent = self.spent_before + (0.0 if self._first is None else self.now() - self._first)
             parts.append(f"{_clock_time(max(0.0, self._timeout - spent))} left")
         return ", ".join(parts)
 
@@ -151,6 +152,10 @@ class LineProgress:
         """Write the trial's line."""
         best = self._tally.add(record)
         self._write(f"{record_line(record)}{', best so far' if best else ''} | {self._tally.left()}")
+
+    def spent(self, seconds: float) -> None:
+        """Count what went before the first trial."""
+        self._tally.spent_before = seconds
 
     def note(self, message: str) -> None:
         """Write the message as a line."""
@@ -218,6 +223,10 @@ class LiveProgress:
         style = "bold green" if best else "" if record.outcome is Outcome.COMPLETED else "dim"
         self._print(record_rows(record, self._console.width, best=best), style)
         self._redraw()
+
+    def spent(self, seconds: float) -> None:
+        """Count what went before the first trial."""
+        self._tally.spent_before = seconds
 
     def note(self, message: str) -> None:
         """Show the message above the redrawn lines."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.assemble import assemble
 from autofit.epilogue import Epilogue, play
-from autofit.observer import Observer
+from autofit.observer import Observer, Timekeeper
 from autofit.result import TuneResult, Warning
 from autofit.scene import Scene, identity, memory_limit, reference_optim
 from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
@@ -40,6 +40,8 @@ def search_in(
     limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
     for removal in scene.space.removals:
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
+    if isinstance(observer, Timekeeper):
+        observer.spent(scene.predicting_seconds)
     forecast = scene.predictor(limit) if scene.predictor is not None else None
     study = _study(scene, spec, study_path, limit, forecast)
     as_it_is = own_configuration(scene.facts)

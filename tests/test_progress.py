@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from autofit.config import Precision
+from autofit.observer import Timekeeper
 from autofit.progress import (
     HEADER,
     LineProgress,
@@ -307,3 +308,16 @@ def test_no_color_leaves_weight_but_no_colour() -> None:
     assert "\x1b[1;32m" in coloured
     _, plain = on_terminal("end", NO_COLOR="1")
     assert set(re.findall(r"\x1b\[[0-9;]*m", plain)) <= {"\x1b[0m", "\x1b[1m", "\x1b[2m"}
+
+
+@pytest.mark.parametrize("kind", [LineProgress, LiveProgress])
+def test_what_is_left_counts_what_predictions_took(kind: type[LineProgress] | type[LiveProgress]) -> None:
+    clock = Clock()
+    watched = tally(timeout_seconds=60.0, clock=clock)
+    observer = kind(to_text()[1], watched)
+    assert isinstance(observer, Timekeeper)
+    observer.spent(15.0)
+    clock.seconds = 20.0
+    watched.begins()
+    clock.seconds = 30.0
+    assert "30 s elapsed, 35 s left" in watched.left()
