@@ -16,16 +16,16 @@ _THREADS, _WARP = 512, 32  # of a block
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread, before blocks share an output
 _ACCUMULATOR = 4  # bytes: sums are held in fp32
 
-#: compute capability -> (multiprocessors, threads of each) of its largest common card
+#: compute capability -> (multiprocessors, threads of each) of its most common card
 PROCESSORS = {
     (7, 0): (80, 2048),
-    (7, 5): (72, 1024),
+    (7, 5): (40, 1024),
     (8, 0): (108, 2048),
-    (8, 6): (84, 1536),
-    (8, 9): (142, 1536),
+    (8, 6): (82, 1536),
+    (8, 9): (128, 1536),
     (9, 0): (132, 2048),
     (10, 0): (148, 2048),
-    (12, 0): (188, 1536),
+    (12, 0): (170, 1536),
 }
 _USUAL = (108, 2048)
 

@@ -7,6 +7,7 @@ preference and the conditions are those of `sdp_utils.cpp` for dense inputs of f
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections import Counter
@@ -76,7 +77,9 @@ def cudnn_leads() -> bool:
     """
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1" or torch_version() < (2, 10):
         return False
-    installed = torch.backends.cudnn.version() if torch.backends.cuda.is_built() else None
+    installed = None
+    with contextlib.suppress(RuntimeError):  # a cuDNN that torch was not built for: training fails, and says so itself
+        installed = torch.backends.cudnn.version() if torch.backends.cuda.is_built() else None
     return torch_version() >= (2, 11) if installed is None else installed > 91500
 
 

@@ -211,7 +211,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->regsPerBlock = out->regsPerMultiprocessor = 65536;
     out->warpSize = 32;
     out->maxThreadsPerBlock = 1024;
-    out->maxThreadsPerMultiProcessor = 2048;
+    out->maxThreadsPerMultiProcessor = capability == 75 ? 1024 : capability == 86 || capability == 89 || capability >= 120 ? 1536 : 2048;
     out->maxBlocksPerMultiProcessor = 32;
     for (int i = 0; i < 3; i++) {
         out->maxThreadsDim[i] = i < 2 ? 1024 : 64;
