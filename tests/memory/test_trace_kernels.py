@@ -125,10 +125,10 @@ def _trace(capability: tuple[int, int]) -> Trace:
 
 
 @pytest.mark.parametrize(("capability", "mib"), [((8, 0), 8.125), ((9, 0), 32)])
-def test_each_thread_that_multiplies_has_one_gemm_workspace(capability: tuple[int, int], mib: float) -> None:
+def test_each_thread_that_multiplies_has_one_gemm_workspace_and_one_more_where_biases_are_added(capability: tuple[int, int], mib: float) -> None:
     trace = in_child(_trace, capability)
     sizes = [n for k, n in enumerate(trace.sizes) if trace.operator(k) == "cublas workspace"]
-    assert sizes == [int(mib * MIB)] * 2  # the main thread and the engine's
+    assert sizes == [int(mib * MIB), MIB, int(mib * MIB)]  # the main thread's, which adds biases by cuBLASLt, and the engine's
 
 
 def test_borrowed_memory_is_given_back_before_the_next_operator() -> None:
