@@ -20,6 +20,7 @@ from autofit.memory.cache import CachedLaws, LawKey, load_laws, store_laws
 from autofit.memory.law import MemoryLaw
 from autofit.memory.roofline import CostLaw
 from autofit.memory.trace.request import TraceRequest
+from autofit.memory.trace.shared import OUT_OF_PATIENCE
 from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
@@ -35,6 +36,11 @@ class ClassLaws:
 
     laws: CachedLaws | None
     reason: str | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether it was not traced because the time for that was over."""
+        return self.reason is not None and self.reason.startswith(OUT_OF_PATIENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +134,15 @@ def law_class(setting: Setting, config: TrialConfig) -> str:
 
 
 def collect(
-    setting: Setting, configs: Iterable[TrialConfig], ask: Ask, *, workers: int = 1, single: bool = False
+    setting: Setting,
+    configs: Iterable[TrialConfig],
+    ask: Ask,
+    *,
+    workers: int = 1,
+    single: bool = False,
+    patience_seconds: float | None = None,
 ) -> dict[str, ClassLaws]:
-    """Class -> laws, for all configurations.
+    """Class -> laws, for all configurations. Those asked for together share traces, see `memory.trace.shared`.
 
     Args:
         setting: what is trained and for which card.
@@ -138,6 +150,7 @@ def collect(
         ask: sends an estimate request to a child and returns its payload.
         workers: processes that trace at a time.
         single: whether batch 1, which has a structure of its own, is traced too (half as long again).
+        patience_seconds: no trace begins after this time (`ClassLaws.late`); None = no limit, 0 = the cache must answer.
     """
     found: dict[str, ClassLaws] = {}
     missing: dict[str, TrialConfig] = {}
@@ -150,20 +163,22 @@ def collect(
             found[key] = ClassLaws(laws=kept)
         else:
             missing[key] = config
+    if patience_seconds is not None and patience_seconds <= 0:
+        late = ClassLaws(laws=None, reason=f"{OUT_OF_PATIENCE} {patience_seconds:.0f} s")
+        return found | dict.fromkeys(missing, late)
     if missing:
-        found |= _traced(setting, missing, ask, workers=workers, single=single)
+        batches = SINGLE_TRACE_BATCHES if single else LAW_BATCHES
+        ways = {"batches": list(batches), "workers": workers, "patience_seconds": patience_seconds}
+        found |= _traced(setting, missing, lambda requests: ask({"requests": requests, **ways}))
     return found
 
 
 def _traced(
-    setting: Setting, missing: Mapping[str, TrialConfig], ask: Ask, *, workers: int, single: bool
+    setting: Setting,
+    missing: Mapping[str, TrialConfig],
+    ask: Callable[[list[dict[str, Any]]], dict[str, Any]],
 ) -> dict[str, ClassLaws]:
-    payload = {
-        "requests": [setting.request(config).to_json() for config in missing.values()],
-        "batches": list(SINGLE_TRACE_BATCHES if single else LAW_BATCHES),
-        "workers": workers,
-    }
-    answers = ask(payload)["answers"]
+    answers = ask([setting.request(config).to_json() for config in missing.values()])["answers"]
     found = {}
     for (key, config), answer in zip(missing.items(), answers):
         if answer["law"] is None:

@@ -14,6 +14,7 @@ from autofit.device import Device
 from autofit.errors import UserError, WorkerError
 from autofit.forecast import TracedForecast
 from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
+from autofit.memory.trace.shared import OUT_OF_PATIENCE
 from autofit.space import Space
 from autofit.spec import Workload
 
@@ -56,7 +57,10 @@ def predictor_for(
         return None
     setting = Setting(workload=workload, facts=facts, compute_capability=capability, padded=uneven(facts))
     laws = _collected(setting, class_representatives(setting, space), ask, say, patience_seconds)
-    for reason in sorted({str(found.reason) for found in laws.values() if found.laws is None}):
+    late = sum(found.late for found in laws.values())
+    if late:
+        say(f"memory of {late} of {len(laws)} classes is not predicted: {OUT_OF_PATIENCE} {patience_seconds:.0f} s")
+    for reason in sorted({str(found.reason) for found in laws.values() if found.laws is None and not found.late}):
         say(f"memory of some configurations is not predicted: {reason}")
     if all(found.laws is None for found in laws.values()):
         return None
@@ -81,17 +85,13 @@ def _collected(
     say: Callable[[str], None],
     patience_seconds: float,
 ) -> dict[str, ClassLaws]:
-    """Laws of as many classes as patience allows."""
-    workers = _workers()
+    """Laws of as many classes as patience allows: of those that many batches share, then of the others."""
     begin, found = time.monotonic(), dict[str, ClassLaws]()
-    for first in range(0, len(configs), 2 * workers):
-        if time.monotonic() - begin > patience_seconds:
-            say(
-                f"memory of {len(configs) - first} of {len(configs)} classes is not predicted: tracing took {patience_seconds:.0f} s"
-            )
-            break
+    for whole in (False, True):
+        part = [config for config in configs if (config.gradient_accumulation_steps == 1) == whole]
+        left = patience_seconds - (time.monotonic() - begin)
         try:
-            found |= collect(setting, configs[first : first + 2 * workers], ask, workers=workers)
+            found |= collect(setting, part, ask, workers=_workers(), patience_seconds=left)
         except (UserError, WorkerError) as error:
             say(f"memory is not predicted: {error.message}; it is learned from the trials")
             break

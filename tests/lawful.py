@@ -14,8 +14,9 @@ from autofit.landscape import Landscape, Point
 from autofit.laws import ClassLaws, Setting, law_class
 from autofit.measurement import Measurement, Memory
 from autofit.memory.cache import CachedLaws
-from autofit.memory.events import Facts, Kind, Moment, Trace, TraceBuilder
+from autofit.memory.events import Facts, Kind, Moment, Trace
 from autofit.memory.law import MemoryLaw
+from autofit.memory.trace_builder import TraceBuilder
 from autofit.replay import ReplayRunner
 from autofit.sampler import make_sampler
 from autofit.search import Search, Terms

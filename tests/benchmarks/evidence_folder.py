@@ -11,7 +11,8 @@ from autofit.config import Precision, TrialConfig
 from autofit.device import Device
 from autofit.landscape import Landscape, Point
 from autofit.measurement import Measurement, Memory
-from autofit.memory.events import Facts, Moment, TraceBuilder
+from autofit.memory.events import Facts, Moment
+from autofit.memory.trace_builder import TraceBuilder
 from autofit.units import GIB, MIB
 from benchmarks.evidence.history import History
 from benchmarks.evidence.store import Folder

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from autofit.memory.events import Facts, Kind, Moment, Trace, TraceBuilder
+from autofit.memory.events import Facts, Kind, Moment, Trace
+from autofit.memory.trace_builder import TraceBuilder
 from benchmarks.evidence.history import History, compare, from_snapshot, match, real_phases, traced_phases
 
 MIB = 1 << 20

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.memory.anatomy import dissect, saved_activations
-from autofit.memory.events import Facts, Kind, Moment, TraceBuilder
+from autofit.memory.events import Facts, Kind, Moment
 from autofit.memory.replay import replay
+from autofit.memory.trace_builder import TraceBuilder
 from tests.memory.traces import MIB, SIZES, births, programs, trace_of, training_loop
 
 

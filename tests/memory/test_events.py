@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autofit.errors import FileFormatError
-from autofit.memory.events import Facts, Kind, Mark, Moment, Trace, TraceBuilder
+from autofit.memory.events import Facts, Kind, Mark, Moment, Trace
+from autofit.memory.trace_builder import TraceBuilder
 from tests.memory.traces import births, programs, trace_of, training_loop
 
 

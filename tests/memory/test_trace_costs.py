@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.memory.events import TraceBuilder
 from autofit.memory.trace import costs
+from autofit.memory.trace_builder import TraceBuilder
 
 aten = torch.ops.aten
 BATCH, HEADS, LENGTH, WIDTH = 2, 8, 16, 32

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autofit.memory.events import Moment, TraceBuilder
+from autofit.memory.events import Moment
 from autofit.memory.trace.engine import EngineRules, calibrate
 from autofit.memory.trace.tracer import StorageTracer
+from autofit.memory.trace_builder import TraceBuilder
 
 SIZE = 4 * 1000  # bytes of the tensors below
 

@@ -15,11 +15,12 @@ import transformers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autofit.memory.events import Kind, Trace, TraceBuilder
+from autofit.memory.events import Kind, Trace
 from autofit.memory.trace.loop import TrainingLoop
 from autofit.memory.trace.record import build_model
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
+from autofit.memory.trace_builder import TraceBuilder
 
 _SCRATCH_KERNELS = (
     "aten::mm",

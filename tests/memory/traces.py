@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from autofit.memory.events import Facts, Kind, Moment, Trace, TraceBuilder
+from autofit.memory.events import Facts, Kind, Moment, Trace
+from autofit.memory.trace_builder import TraceBuilder
 
 MIB = 1 << 20
 SIZES = st.one_of(

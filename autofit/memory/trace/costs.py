@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autofit.memory.events import TraceBuilder
+from autofit.memory.trace_builder import TraceBuilder
 
 _DTYPES = {
     torch.float64: "fp64",

@@ -1,7 +1,7 @@
 """The child that answers "how much memory": many configurations of a model after one import of the libraries.
 
-Request:  `{"requests": [TraceRequest, ...], "batches": [1, 2, 4], "workers": 1}`; the last two may be left out. `batch` of a request is
-          used only where no law can be made.
+Request:  `{"requests": [TraceRequest, ...], "batches": [1, 2, 4], "workers": 1, "patience_seconds": None}`; all but the first may be left
+          out. `batch` of a request is used only where no law can be made; after `patience_seconds` no further trace begins.
 Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason"}, ...]}`, in the order of the requests. `law` is a `MemoryLaw` and `costs`
           a `CostLaw` as JSON; where the traces do not make a law, `trace` is the one at the request's own batch; where nothing
           can be traced all three are None. `reason` says why there is no law, for the closed formula to answer instead.
@@ -9,8 +9,10 @@ Answer:   `{"answers": [{"key", "law", "costs", "trace", "reason"}, ...]}`, in t
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from autofit.errors import AutofitError, UserError
@@ -18,7 +20,8 @@ from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw, NotAffine
 from autofit.memory.roofline import CostLaw
 from autofit.memory.trace.fork import outcomes
-from autofit.memory.trace.request import TraceRequest
+from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.trace.shared import OUT_OF_PATIENCE, Task, traces_of
 
 BATCHES = (1, 2, 4)
 
@@ -38,13 +41,22 @@ def answer_estimate(payload: Mapping[str, Any], channel: Reporter | None = None)
     """
     if channel is not None:
         channel.enter("trace")
-    requests = [TraceRequest.from_json(data) for data in payload["requests"]]
-    batches = payload.get("batches") or BATCHES
-    return {"answers": answer(requests, batches, workers=payload.get("workers") or 1)}
+    return {
+        "answers": answer(
+            [TraceRequest.from_json(data) for data in payload["requests"]],
+            payload.get("batches") or BATCHES,
+            workers=payload.get("workers") or 1,
+            patience_seconds=payload.get("patience_seconds"),
+        )
+    }
 
 
 def answer(
-    requests: Sequence[TraceRequest], batches: Sequence[int] = BATCHES, *, workers: int = 1
+    requests: Sequence[TraceRequest],
+    batches: Sequence[int] = BATCHES,
+    *,
+    workers: int = 1,
+    patience_seconds: float | None = None,
 ) -> list[dict[str, Any]]:
     """Laws, or the reasons why there are none, of the classes of `requests`.
 
@@ -52,22 +64,34 @@ def answer(
         requests: those that share a class share the answer.
         batches: to trace: two of at least 2 for the law, and 1 for itself.
         workers: processes that trace at a time.
+        patience_seconds: no trace begins after this time; None = no limit.
     """
     classes = {request.class_key(): request for request in requests}
-    single, pair = 1 in batches, tuple(sorted(b for b in batches if b > 1)[:2])
-    tasks = [
-        (replace(request, batch=b), b > 1)
-        for request in classes.values()
-        for b in (*pair, *((1,) if single else ()))
-    ]
-    if workers > 1:
-        workers = _workers_after_preparing(tasks[0][0], workers)
-    traces = iter(outcomes(_trace, tasks, workers=workers))
-    answers = {}
-    for key, request in classes.items():
-        found = [next(traces) for _ in range(len(pair) + single)]
-        answers[key] = {"key": key, **_law(request, found)}
+    pair = tuple(sorted(b for b in batches if b > 1)[:2])
+    wanted = (*pair, 1) if 1 in batches else pair
+    watch = None if patience_seconds is None else _Patience(time.monotonic(), patience_seconds)
+
+    def run(tasks: Sequence[Task]) -> list[Trace | AutofitError]:
+        copies = _workers_after_preparing(tasks[0].request, workers) if workers > 1 else 1
+        return outcomes(functools.partial(_trace, watch=watch), tasks, workers=copies)
+
+    answers = {
+        key: {"key": key, **_law(classes[key], found)} for key, found in traces_of(classes, wanted, run)
+    }
     return [answers[request.class_key()] for request in requests]
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """When to stop; `begin` is a time of `time.monotonic`, which all processes of a machine share."""
+
+    begin: float
+    seconds: float
+
+    def require(self) -> None:
+        """Raise `TraceUnavailable` when the time is over."""
+        if time.monotonic() - self.begin > self.seconds:
+            raise TraceUnavailable(f"{OUT_OF_PATIENCE} {self.seconds:.0f} s")
 
 
 def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
@@ -85,11 +109,12 @@ def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
     return workers
 
 
-def _trace(task: tuple[TraceRequest, bool]) -> Trace:
+def _trace(task: Task, *, watch: _Patience | None = None) -> Trace:
     from autofit.memory.trace.run import trace
 
-    request, for_law = task
-    return trace(request, smooth=for_law, costs=for_law)
+    if watch is not None:
+        watch.require()
+    return trace(task.request, smooth=task.smooth, costs=task.costs)
 
 
 def _law(request: TraceRequest, found: Sequence[Trace | AutofitError]) -> dict[str, Any]:
@@ -106,5 +131,5 @@ def _law(request: TraceRequest, found: Sequence[Trace | AutofitError]) -> dict[s
         law = MemoryLaw.fit(low, high, single=single[0] if single else None)
         return nothing | {"law": law.to_json(), "costs": CostLaw.fit(low, high).to_json()}
     except NotAffine as error:
-        trace = _trace((request, False))
+        trace = _trace(Task(request=request, smooth=False, costs=False))
         return nothing | {"trace": trace.to_json(), "reason": f"no law in the batch: {error}"}

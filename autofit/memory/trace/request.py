@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autofit.config import TrialConfig
+from autofit.config import Precision, TrialConfig
 from autofit.errors import AutofitError, UserError
+from autofit.extras import TRACED
 from autofit.spec import Workload
 
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
@@ -97,8 +98,28 @@ class TraceRequest:
 
     def class_key(self) -> str:
         """A canonical string of all that decides the sequence of events but the batch: equal keys share one law."""
+        return self._key(self.config)
+
+    def step_key(self) -> str:
+        """As `class_key`, for all but the updates: equal keys share forward and backward."""
+        return self._key(self.config.but(optim="any"))
+
+    def update_key(self) -> str:
+        """As `class_key`, for the updates alone: weights and gradients are in fp32 under bf16 autocast too."""
+        autocast = self.config.precision is Precision.BF16
+        config = self.with_plainest_step().config
+        return self._key(config.but(precision=Precision.FP32) if autocast else config)
+
+    def with_plainest_step(self) -> TraceRequest:
+        """The request with the updates of this one after the least work."""
+        kept = tuple((name, value) for name, value in self.config.extra if name not in TRACED)
+        config = self.config.but(gradient_accumulation_steps=1, gradient_checkpointing=False, extra=kept)
+        return replace(self, config=config)
+
+    def _key(self, config: TrialConfig) -> str:
         data = self.to_json()
-        config = self.config.but(per_device_train_batch_size=1, gradient_accumulation_steps=self.accumulation)
+        accumulation = min(2, config.gradient_accumulation_steps)
+        config = config.but(per_device_train_batch_size=1, gradient_accumulation_steps=accumulation)
         data["config"] = config.to_json() | ({"precision": "fp32"} if config.precision == "tf32" else {})
         data["workload"] = [self.workload.identity(), self.workload.objects_path]
         del data["batch"]
