@@ -19,8 +19,7 @@ from autofit.config import Precision, TrialConfig
 from autofit.memory.cache import CachedLaws, LawKey, load_laws, store_laws
 from autofit.memory.law import MemoryLaw
 from autofit.memory.roofline import CostLaw
-from autofit.memory.trace.request import TraceRequest
-from autofit.memory.trace.shared import OUT_OF_PATIENCE
+from autofit.memory.trace.request import OUT_OF_PATIENCE, TraceRequest
 from autofit.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]

@@ -14,7 +14,7 @@ from autofit.device import Device
 from autofit.errors import UserError, WorkerError
 from autofit.forecast import TracedForecast
 from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
-from autofit.memory.trace.shared import OUT_OF_PATIENCE
+from autofit.memory.trace.request import OUT_OF_PATIENCE
 from autofit.space import Space
 from autofit.spec import Workload
 

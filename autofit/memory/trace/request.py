@@ -13,6 +13,7 @@ from autofit.errors import AutofitError, UserError
 from autofit.extras import TRACED
 from autofit.spec import Workload
 
+OUT_OF_PATIENCE = "tracing took more than"  #: so begins the reason why a class was not traced when the time for it was over
 _CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])")
 
 

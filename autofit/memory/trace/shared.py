@@ -15,7 +15,6 @@ from autofit.memory.trace.request import TraceRequest
 from autofit.memory.updates import NotSeparable, with_updates
 
 Outcome = Trace | AutofitError
-OUT_OF_PATIENCE = "tracing took more than"  #: so begins the reason why a class was not traced when the time for it was over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
