@@ -111,7 +111,7 @@ def _baseline(config: TrialConfig, known: Mapping[str, Estimate], records: Seque
 def _recipe(finding: Finding, known: Mapping[str, Estimate], records: Sequence[TrialRecord]) -> Baseline:
     config = finding.hand_recipe
     if config is None:
-        return Baseline(config=None, note="no power of two fits without checkpointing")
+        return Baseline(config=None, note=finding.no_recipe or "was not run")
     estimate = known.get(config.key())
     unsound = config.precision in departed(records)
     note = f"{config.precision} was found to depart from fp32" if unsound else "was not run"

@@ -8,8 +8,9 @@ from typing import Any
 
 from autofit.arguments import CHECKPOINTING_NAMES
 from autofit.config import Precision, TrialConfig
+from autofit.predict import is_memory_failure
 from autofit.space import divisors
-from autofit.trial import Outcome, TrialRecord
+from autofit.trial import Failure, Outcome, Reason, TrialRecord
 
 DEFAULT_BATCH = 8  #: TrainingArguments' own per_device_train_batch_size
 FIRST_GUESS = 32  #: where a hand starts when it knows nothing of memory
@@ -100,6 +101,30 @@ def settled_hand_recipe(recipes: Sequence[TrialConfig], records: Sequence[TrialR
     """The largest power of two that is known to fit; None when none is."""
     fitting = [c for c in recipes if _outcome(c, records) is Outcome.COMPLETED]
     return fitting[-1] if fitting else None
+
+
+def why_no_hand_recipe(
+    recipes: Sequence[TrialConfig],
+    records: Sequence[TrialRecord],
+    *,
+    skipped: Callable[[TrialConfig], Failure | None],
+) -> str | None:
+    """Why no power of two is known to fit; None when one is.
+
+    Args:
+        recipes: ascending by batch size.
+        records: all trials.
+        skipped: why a configuration need not run, by all records.
+    """
+    if settled_hand_recipe(recipes, records) is not None:
+        return None
+    failures = [r.failure for r in records if r.config in recipes and r.failure is not None and not r.interrupted]
+    smallest = [r for r in records if r.config == recipes[0]]
+    reason = skipped(recipes[0])
+    if any(is_memory_failure(r) for r in smallest) or (reason is not None and reason.reason in (Reason.PREDICTED_TOO_BIG, Reason.DOMINATED)):
+        return "no power of two fits without checkpointing"
+    other = [f.message for f in failures if f.reason not in (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)]
+    return other[0] if other else "was not run" if reason is None else reason.message
 
 
 def _outcome(config: TrialConfig, records: Sequence[TrialRecord]) -> Outcome | None:

@@ -109,10 +109,7 @@ class Conductor:
                 **request,
             )
         )
-        failure = result.failure
-        if failure is not None and failure.reason is Reason.TIMEOUT and self._budget.out_of_time(1.0):
-            # Not the trial's fault: a later search on the same study may try it again.
-            failure = replace(failure, reason=Reason.INTERRUPTED, message="cut off: the time budget is spent")
+        failure = cut_off(result.failure) if self._budget.out_of_time(1.0) else result.failure
         return TrialRecord(
             number=0,
             config=config,
@@ -133,3 +130,10 @@ class Conductor:
         failed = ending.all_failed(self.records)
         if len({r.config for r in failed}) >= FAILURES_ALIKE and ending.alike(failed):
             raise ending.search_failed(failed)
+
+
+def cut_off(failure: Failure | None) -> Failure | None:
+    """A time-out when the search's own time is over is not the trial's fault: a later search on the same study may try it again."""
+    if failure is None or failure.reason is not Reason.TIMEOUT:
+        return failure
+    return replace(failure, reason=Reason.INTERRUPTED, message="cut off: the time budget is spent")

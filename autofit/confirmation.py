@@ -8,6 +8,7 @@ from autofit.errors import UserError
 from autofit.process import ProcessRunner
 from autofit.result import TuneResult
 from autofit.runner import TrialRequest, TrialResult
+from autofit.script_command import HIDDEN
 
 MAX_SECONDS = 7 * 86400.0
 
@@ -31,6 +32,10 @@ def confirm(
     if result.model.get("source") == "object":
         raise UserError(
             "the result is about live Python objects, which a file cannot hold", hint="call autofit.tune again, or train with it"
+        )
+    if HIDDEN in " ".join(result.spec.workload.script or ()):
+        raise UserError(
+            "the script's command line holds a secret, which the result file does not keep", hint="hand it over through the environment, and search again"
         )
     with ProcessRunner(result.spec.workload, result.device.torch_name) as runner:
         facts = runner.describe()

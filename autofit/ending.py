@@ -10,6 +10,9 @@ from autofit.predict import is_memory_failure
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
+#: failures of the training itself: without them, or with more time, the configuration may well have fitted
+BROKEN = frozenset({Reason.ERROR, Reason.CRASH, Reason.UNREADABLE_ANSWER, Reason.TIMEOUT})
+
 
 def all_failed(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Every trial that ran to an end of its own, if all of them failed; else none."""
@@ -53,8 +56,10 @@ def nothing_completed(
             f"{stopped}, and no trial has completed{' but baselines that were not asked for' if baselines else ''}; {left} configurations were not tried",
             hint="give it more --trials or --timeout, or smaller batches with --batch-size",
         )
-    return nothing_sound(records) or nothing_fits(
-        records, effective_batch=effective_batch, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes
+    return (
+        nothing_sound(records)
+        or broken(records, limit_bytes=limit_bytes)
+        or nothing_fits(records, effective_batch=effective_batch, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes)
     )
 
 
@@ -66,11 +71,23 @@ def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
         return UserError(first.message, hint=first.hint)
     who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
     who += " alike" if len(failed) > 1 and alike(failed) else ""
+    return _failed(who, first)
+
+
+def _failed(who: str, failure: Failure) -> SearchFailed:
     hint = "the traceback is the training's own: fix what it says, then search again"
-    if first.reason is Reason.TIMEOUT:
+    if failure.reason is Reason.TIMEOUT:
         hint = "give trials more time with --trial-timeout, or search a smaller model"
-    traceback = first.traceback or first.log_tail or ""
-    return SearchFailed(f"{who}: {first.message}", traceback=traceback, hint=hint)
+    return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)
+
+
+def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
+    """The error where some configurations do not fit and the others fail in the training itself; None where memory alone is the cause."""
+    failed = [r.failure for r in records if r.outcome is Outcome.FAILED and r.failure is not None and r.failure.reason in BROKEN]
+    if not failed:
+        return None
+    large = len({r.config for r in records if is_memory_failure(r)})
+    return _failed(f"no trial completed: {large} did not fit into {format_bytes(limit_bytes)}, {len(failed)} failed", failed[0])
 
 
 def nothing_sound(records: Sequence[TrialRecord]) -> SearchFailed | None:
@@ -104,9 +121,9 @@ def nothing_fits(
 def shortfall(
     records: Sequence[TrialRecord], *, limit_bytes: int, predicted_bytes: Sequence[int]
 ) -> int | None:
-    """The smallest number of bytes that are known or predicted to be missing; None when unknown."""
-    if predicted_bytes:
-        return max(1, min(predicted_bytes) - limit_bytes)
+    """The smallest number of bytes that are predicted to be missing, or that the device refused; None when unknown."""
+    if predicted_bytes and min(predicted_bytes) > limit_bytes:
+        return min(predicted_bytes) - limit_bytes
     asked = [
         r.failure.requested_bytes for r in records if r.failure is not None and r.failure.requested_bytes
     ]

@@ -69,6 +69,8 @@ class _Encore:
     def _confirmed(self, finding: Finding, config: TrialConfig) -> Finding:
         """The finding with another winner, if that also runs at full length; else as it was."""
         known = [r for r in self._study.records if r.config == config and r.role is Role.CONFIRMATION]
+        if any(r.outcome is Outcome.INFEASIBLE for r in known):
+            return finding
         done = next((r for r in known if r.outcome is Outcome.COMPLETED), None)
         if done is None:
             why = "confirmation at full length, with the loader's settings"
@@ -116,12 +118,11 @@ def play(
         finding = encore.loader(finding)
         if asked is not None:
             encore.evaluate(finding.winner, asked, data)
-    except OutOfBudget as reason:
+    except (OutOfBudget, KeyboardInterrupt) as error:
+        cause, step = (str(error), "give it more --timeout") if isinstance(error, OutOfBudget) else ("interrupted", "let the search end")
         left = "evaluation was not tried" if asked is not None and encore.evaluation is None else "the loader's settings were not all tried"
-        warnings = (Warning(code="cut_short", message=f"{reason}: {left}", next_step="give it more --timeout"),)
+        warnings = (Warning(code="cut_short", message=f"{cause}: {left}", next_step=step),)
         observer.note(warnings[0].message)
-    except KeyboardInterrupt:
-        finding = replace(finding, interrupted=True)
     spent = sum(r.seconds for r in study.records[begin:])
     return Epilogue(finding=replace(finding, seconds=finding.seconds + spent), evaluation=encore.evaluation, warnings=warnings)
 

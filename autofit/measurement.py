@@ -130,7 +130,12 @@ class Measurement:
         blocks = self.fetch_blocks
         if not blocks:
             return 0.0
-        return _middle(blocks, mean=self.loader_workers > 0 or self.uneven)
+        return _middle(blocks, mean=self.mean_fetch)
+
+    @property
+    def mean_fetch(self) -> bool:
+        """Whether `fetch_blocks` count by their mean."""
+        return self.loader_workers > 0 or self.uneven
 
     @property
     def loader_workers(self) -> int:
@@ -174,7 +179,7 @@ class Measurement:
             self.update_seconds,
             per_device_train_batch_size,
             gradient_accumulation_steps,
-            mean_fetch=self.loader_workers > 0,
+            mean_fetch=self.mean_fetch,
             means=self.uneven,
         )
 
@@ -258,7 +263,7 @@ def _bootstrapped(
             batch,
             accumulation,
             middle(micro, rng),
-            (_resampled_mean if mean_fetch or means else _resampled_median)(fetch, rng),
+            (_resampled_mean if mean_fetch else _resampled_median)(fetch, rng),
             middle(update, rng),
         )
         for _ in range(BOOTSTRAP_ROUNDS)

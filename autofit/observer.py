@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from autofit.config import TrialConfig
@@ -26,10 +27,14 @@ class Observer(Protocol):
 
 @runtime_checkable
 class Timekeeper(Protocol):
-    """An observer that shows what is left of the time budget."""
+    """An observer that shows what is left of the budget, and the best so far."""
 
     def spent(self, seconds: float) -> None:
-        """Seconds of it that went before the first trial."""
+        """Seconds of the time budget that went before the first trial."""
+        ...
+
+    def earlier(self, records: Sequence[TrialRecord]) -> None:
+        """Trials of the study that is gone on with."""
         ...
 
 

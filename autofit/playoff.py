@@ -3,7 +3,8 @@
 The search ran every configuration once, minutes apart, so their order is confused by jitter and by drift. Here the leaders run in turn,
 A B C, C B A, ..., and are compared within rounds, where drift is nearly common to them. After some of the rounds (looks)
 two configurations are separated when a t interval of their paired differences excludes zero. The confidence is shared out over looks
-and pairs (Bonferroni), so that equal configurations are declared tied at least 95 % of the time however often one looks.
+and pairs (Bonferroni), so that equal configurations are declared tied at least 95 % of the time however often one looks,
+as long as what moves a whole run moves its neighbours in the round alike.
 The variance of a difference joins what the rounds show with what the samples within each run say, as four more rounds.
 
 Tied configurations are as good as each other; the one with the lowest memory wins.
@@ -139,12 +140,14 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
 
 def _leader(group: Sequence[TrialRecord]) -> Leader | None:
     """The runs of one configuration; None when it never completed, was infeasible in any run, or left the play-off."""
-    failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED for r in group)
+    failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED and not r.interrupted for r in group)
     runs = [r for r in group if r.outcome is Outcome.COMPLETED]
     if not runs or failures > 1 or any(r.outcome is Outcome.INFEASIBLE for r in group):
         return None
     first = next((r for r in runs if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)), runs[0])
-    needed = [r.measurement.memory.needed_bytes for r in runs if r.measurement is not None]
+    # The confirmation runs the winner alone, for longer: what it takes must not change the order among those that are tied.
+    alike = [r for r in runs if r.role is not Role.CONFIRMATION] or runs
+    needed = [r.measurement.memory.needed_bytes for r in alike if r.measurement is not None]
     return Leader(
         config=first.config,
         search=run_of(first),

@@ -47,7 +47,6 @@ def live_observer(
     *,
     trials: int | None = None,
     timeout_seconds: float | None = None,
-    earlier: Sequence[TrialRecord] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
     """Return what shows a search on `console`: redrawn lines on a terminal that can, else one plain line per trial.
@@ -55,12 +54,9 @@ def live_observer(
     Args:
         console: usually of stderr.
         trials, timeout_seconds: the budgets; None = none.
-        earlier: records of a study that goes on.
         clock: monotonic seconds.
     """
     tally = Tally(trials=trials, timeout_seconds=timeout_seconds, clock=clock)
-    for record in earlier:
-        tally.add(record)
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
         return LiveProgress(console, tally)
     return LineProgress(console, tally)
@@ -157,6 +153,11 @@ class LineProgress:
         """Count what went before the first trial."""
         self._tally.spent_before = seconds
 
+    def earlier(self, records: Sequence[TrialRecord]) -> None:
+        """Count what the study holds already."""
+        for record in records:
+            self._tally.add(record)
+
     def note(self, message: str) -> None:
         """Write the message as a line."""
         self._write(message)
@@ -227,6 +228,11 @@ class LiveProgress:
     def spent(self, seconds: float) -> None:
         """Count what went before the first trial."""
         self._tally.spent_before = seconds
+
+    def earlier(self, records: Sequence[TrialRecord]) -> None:
+        """Count what the study holds already."""
+        for record in records:
+            self._tally.add(record)
 
     def note(self, message: str) -> None:
         """Show the message above the redrawn lines."""

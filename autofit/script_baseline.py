@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.arguments import CHECKPOINTING_NAMES
 from autofit.baselines import DEFAULT_BATCH, plain_defaults
+from autofit.conduct import cut_off
 from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
 from autofit.observer import Observer
@@ -51,16 +52,21 @@ def own_configuration(facts: Mapping[str, Any]) -> TrialConfig | None:
 
 def run_as_it_is(
     config: TrialConfig, *, scene: Scene, spec: SearchSpec, study: TrialStudy, limit: int, observer: Observer
-) -> None:
-    """Run the script's own configuration once and store it; not where the effective batch differs, or where the search runs it anyway."""
+) -> float:
+    """Run the script's own configuration once and store it; not where the effective batch differs, or where the search runs it anyway.
+
+    Returns:
+        Seconds of the time budget that it took.
+    """
     plain = plain_defaults(spec.effective_batch, scene.default_optim, scene.argument_defaults)
     if config.effective_batch() != spec.effective_batch or config.precision not in scene.device.precisions:
-        return
+        return 0.0
     if config == plain or any(record.config == config and not record.interrupted for record in study.records):
-        return
+        return 0.0
     why = "baseline: the script as it is"
     observer.trial_started(config, Role.SEARCH, why)
-    bounds = [t for t in (spec.trial_timeout_seconds, spec.timeout_seconds) if t is not None]
+    left = None if spec.timeout_seconds is None else max(1.0, spec.timeout_seconds - scene.predicting_seconds)
+    bounds = [t for t in (spec.trial_timeout_seconds, left) if t is not None]
     request = TrialRequest(
         config=config,
         memory_limit_bytes=limit,
@@ -68,18 +74,20 @@ def run_as_it_is(
         seed=spec.seed,
     )
     outcome = scene.runner.run(request)
+    out_of_time = left is not None and outcome.seconds >= left
     record = TrialRecord(
         number=0,
         config=config,
         outcome=outcome.outcome,
         measurement=outcome.measurement,
-        failure=outcome.failure,
+        failure=cut_off(outcome.failure) if out_of_time else outcome.failure,
         seconds=outcome.seconds,
         why=why,
     )
     observer.trial_ended(study.add(record))
-    if record.interrupted:
+    if record.interrupted and not out_of_time:
         raise KeyboardInterrupt
+    return record.seconds
 
 
 def with_as_it_is(result: TuneResult, config: TrialConfig) -> TuneResult:
@@ -97,7 +105,8 @@ def with_as_it_is(result: TuneResult, config: TrialConfig) -> TuneResult:
     failure = next((r.failure for r in result.trials if r.config == config and r.failure is not None), None)
     note = None if estimate is not None else "was not run" if failure is None else failure.message
     ratio = None if estimate is None else result.best.samples_per_second / estimate.samples_per_second
-    hours = {**result.cost.break_even_hours, NAME: break_even_hours(result.cost.seconds, ratio)}
+    spent = result.cost.seconds + result.cost.compile_seconds
+    hours = {**result.cost.break_even_hours, NAME: break_even_hours(spent, ratio)}
     return replace(
         result,
         baselines={**result.baselines, NAME: Baseline(config=config, estimate=estimate, note=note)},

@@ -81,7 +81,6 @@ class Search:
         self._stopped = ""
         self._random = random.Random(terms.seed)
         self._recipes = self._hand_recipes()
-        self._earlier_seconds = sum(r.seconds for r in study.records)
 
     def run(self) -> Finding:
         """Search until nothing better is expected or the budget is spent.
@@ -92,7 +91,7 @@ class Search:
             UserError: nothing completed within the budget.
             KeyboardInterrupt: interrupted before anything completed.
         """
-        interrupted = confirmed = False
+        interrupted = False
         try:
             self._baselines()
             self._stopped = self._proposals()
@@ -105,13 +104,13 @@ class Search:
         try:
             if not interrupted:
                 self._playoff()
-                confirmed = self._confirm()
-                confirmed = self._checked(confirmed)
+                self._confirm()
+                self._check_winner()
         except OutOfBudget as reason:
             self._stopped += "; nothing was left of it for the confirmation" if self._stopped == str(reason) else f"; {reason} before the confirmation"
         except KeyboardInterrupt:
             interrupted = True
-        return self._finding(interrupted, confirmed)
+        return self._finding(interrupted)
 
     def afterwards(self, config: TrialConfig, role: Role, why: str, **request: Any) -> TrialRecord:
         """Run one more trial when the search has ended, under what is left of its time.
@@ -212,7 +211,8 @@ class Search:
             self._trials.skip(proposal, failure)
 
     def _playoff(self) -> None:
-        """Run the leaders in interleaved rounds until they are separated or tied, or the play-off has cost as much as the search."""
+        """Run the leaders in interleaved rounds until they are separated or tied, the play-off has cost as much as the search, or its share of the
+        time is gone: what is left is for the confirmation."""
         allowed = max(PLAYOFF_SECONDS, sum(r.seconds for r in self._records if r.role not in AFTER_SEARCH))
         while estimates(self._candidates):
             verdict = self._verdict()
@@ -220,7 +220,8 @@ class Search:
             if not verdict.next_round or spent >= allowed:
                 return
             for config in verdict.next_round:
-                self._trials.check_budget(PLAYOFF_SHARE)
+                if self._budget.out_of_time(PLAYOFF_SHARE):
+                    return
                 self._trials.add(config, Role.PLAYOFF, "play-off round")
 
     def _verdict(self) -> playoff.Verdict:
@@ -231,57 +232,54 @@ class Search:
         others = [r for r in records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
         return replace(playoff.decide(others, tolerance=self._terms.tolerance), next_round=())
 
-    def _confirm(self) -> bool:
+    def _confirm(self) -> None:
         """Run the winner at full accumulation and longest length; one that does not fit makes place for the next."""
         for _ in range(CONFIRMATIONS):
             if not estimates(self._candidates):
-                return False
+                return
             winner = self._verdict().winner
-            if any(
-                r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED
-                for r in self._records
-                if r.config == winner
-            ):
-                return True
+            if self._confirmed(winner):
+                return
             self._trials.check_budget(1.0)
             record = self._trials.add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
-            if record.outcome is Outcome.COMPLETED:
-                return True
-            if record.outcome is Outcome.FAILED:
-                return False
+            if record.outcome is not Outcome.INFEASIBLE:
+                return
             self._search_on()
-        return False
 
-    def _checked(self, confirmed: bool) -> bool:
-        """Have the winner checked; one whose precision is unsound makes place for the next. Return whether the last is confirmed."""
+    def _confirmed(self, config: TrialConfig) -> bool:
+        own = (r for r in self._records if r.config == config)
+        return any(r.role is Role.CONFIRMATION and r.outcome is Outcome.COMPLETED for r in own)
+
+    def _check_winner(self) -> None:
+        """Have the winner checked; one whose precision is unsound makes place for the next, which is confirmed in its turn."""
         while self._check is not None and estimates(self._candidates):
             winner = self._verdict().winner
             failure = self._check(winner, self._records, self._budget.seconds_left)
             if failure is None:
-                return confirmed
+                return
             self._trials.reject(winner, failure, "soundness check")
             self._search_on()
-            confirmed = estimates(self._candidates) != {} and self._confirm()
-        return confirmed
+            self._confirm()
 
     def _search_on(self) -> None:
         """Look again after a winner was lost: the search ended because nothing was expected to beat it."""
         with contextlib.suppress(OutOfBudget):
             self._stopped = self._proposals()
-            self._playoff()
+        self._playoff()
 
-    def _finding(self, interrupted: bool, confirmed: bool) -> Finding:
+    def _finding(self, interrupted: bool) -> Finding:
         if not estimates(self._candidates):
             self._give_up(interrupted)
         verdict = self._verdict()
         return Finding(
             winner=verdict.winner,
             tied=verdict.tied,
-            confirmed=confirmed,
+            confirmed=self._confirmed(verdict.winner),
             stopped="interrupted" if interrupted else self._stopped,
             interrupted=interrupted,
-            seconds=self._budget.elapsed_seconds + self._earlier_seconds,
+            seconds=self._budget.elapsed_seconds + self._study.earlier_seconds,
             hand_recipe=baselines.settled_hand_recipe(self._recipes, self._records),
+            no_recipe=baselines.why_no_hand_recipe(self._recipes, self._records, skipped=self.reason_to_skip),
         )
 
     def reason_to_skip(self, config: TrialConfig) -> Failure | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.assemble import assemble
 from autofit.epilogue import Epilogue, play
 from autofit.observer import Observer, Timekeeper
+from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS
 from autofit.result import TuneResult, Warning
 from autofit.scene import Scene, identity, memory_limit, reference_optim
 from autofit.script_baseline import own_configuration, run_as_it_is, with_as_it_is
@@ -16,6 +17,7 @@ from autofit.script_command import without_secrets
 from autofit.search import Search
 from autofit.soundness_check import SoundnessCheck, check_of
 from autofit.spec import SearchSpec, Workload
+from autofit.study_lock import held
 from autofit.terms import Terms
 
 if TYPE_CHECKING:
@@ -34,22 +36,28 @@ def search_in(
         study_path: journal file; None = in memory.
         observer: told of every trial.
     """
+    with held(study_path):
+        return _search(scene, spec, study_path, observer)
+
+
+def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer) -> TuneResult:
     from autofit.journal import stored_identity
 
     stored = stored_identity(study_path) if study_path is not None else None
     limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
     for removal in scene.space.removals:
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
-    if isinstance(observer, Timekeeper):
-        observer.spent(scene.predicting_seconds)
     forecast = scene.predictor(limit) if scene.predictor is not None else None
     study = _study(scene, spec, study_path, limit, forecast)
-    as_it_is = own_configuration(scene.facts)
+    if isinstance(observer, Timekeeper):
+        observer.spent(scene.predicting_seconds)
+        observer.earlier(study.records)
+    as_it_is, spent = own_configuration(scene.facts), scene.predicting_seconds
     if as_it_is is not None:
-        run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
+        spent += run_as_it_is(as_it_is, scene=scene, spec=spec, study=study, limit=limit, observer=observer)
     check = None if scene.replayed else check_of(scene, spec, limit_bytes=limit, say=observer.note)
     search = Search(
-        terms=_terms(scene, spec, limit),
+        terms=_terms(scene, spec, limit, spent),
         space=scene.space,
         study=study,
         runner=scene.runner,
@@ -85,12 +93,12 @@ def _study(
         memory=forecast,
         time=forecast,
     )
-    return TrialStudy(
-        open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space
-    )
+    study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
+    study.forget_failures(trial_timeout_seconds=spec.trial_timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS)
+    return study
 
 
-def _terms(scene: Scene, spec: SearchSpec, limit: int) -> Terms:
+def _terms(scene: Scene, spec: SearchSpec, limit: int, spent_seconds: float) -> Terms:
     return Terms(
         effective_batch=spec.effective_batch,
         memory_limit_bytes=limit,
@@ -102,7 +110,7 @@ def _terms(scene: Scene, spec: SearchSpec, limit: int) -> Terms:
         native_precisions=scene.device.precisions,
         default_optim=scene.default_optim,
         argument_defaults=scene.argument_defaults,
-        spent_seconds=scene.predicting_seconds,
+        spent_seconds=spent_seconds,
         baselines_outside_space=not scene.replayed,
     )
 

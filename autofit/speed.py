@@ -74,11 +74,11 @@ class Observation:
         mean = measurement.uneven
         micro = log_time(measurement.typical_micro_seconds, floor=1e-9, mean=mean)
         small = NEGLIGIBLE * math.exp(micro.value)
-        fetch, update = measurement.fetch_seconds, measurement.update_seconds
+        fetch, update = measurement.fetch_blocks, measurement.update_seconds
         return cls(
             config=config,
             micro=micro,
-            fetch=log_time(fetch, floor=small, mean=mean) if fetch else None,
+            fetch=log_time(fetch, floor=small, mean=measurement.mean_fetch) if fetch else None,
             update=log_time(update, floor=small * config.gradient_accumulation_steps, mean=mean)
             if update
             else None,

@@ -3,6 +3,9 @@
 Out of memory is told as COMPLETE with value 0 and a violated constraint: told as FAIL, samplers ignore it and walk into the wall
 again. Only bugs, crashes and interruptions are FAIL. Each record is written to the journal before the trial is told, so that a
 process killed between the two loses nothing.
+
+A failure is final for the search that met it. A later one on the same file forgets those whose cause may be gone: a bug that was mended, a crash
+that was another process's fault, a time-out that was shorter than today's.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autofit.config import TrialConfig
 from autofit.errors import StudyError
 from autofit.space import Space
-from autofit.trial import Outcome, TrialRecord
+from autofit.trial import Outcome, Reason, TrialRecord
 
 RECORD = "record"
 WHY = "why"
 CONSTRAINT = "memory"
 INFEASIBLE_VALUE = 0.0
+MENDABLE = frozenset({Reason.ERROR, Reason.CRASH, Reason.UNREADABLE_ANSWER})  #: failures whose cause may be gone in a later search
+LONGER = 1.25  #: a time limit that is this much longer is worth another try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +56,13 @@ class TrialStudy:
             name: CategoricalDistribution(choices=tuple(values)) for name, values in space.choices().items()
         }
         self._records: list[TrialRecord] = []
+        self.earlier_seconds = 0.0  #: that trials of earlier processes took
         self._check_space()
         self._recover()
 
     @property
     def records(self) -> Sequence[TrialRecord]:
-        """Every record, in order of trial number."""
+        """Every record that counts, in order of trial number."""
         return tuple(self._records)
 
     @property
@@ -148,7 +154,16 @@ class TrialStudy:
                 else:
                     self._study.tell(trial.number, state=TrialState.FAIL)
             if record is not None:
+                self.earlier_seconds += record.seconds
                 self._records.append(replace(record, number=trial.number))
+
+    def forget_failures(self, *, trial_timeout_seconds: float) -> None:
+        """Leave out failures so far whose cause may be gone; they stay in the file.
+
+        Args:
+            trial_timeout_seconds: the longest that a trial may take now.
+        """
+        self._records = [r for r in self._records if not _mended(r, trial_timeout_seconds)]
 
 
 def _listed(distribution: BaseDistribution) -> str:
@@ -160,6 +175,15 @@ def _constraints(record: TrialRecord) -> dict[str, float]:
     if record.outcome is Outcome.FAILED:
         return {}
     return {CONSTRAINT: -1.0 if record.outcome is Outcome.COMPLETED else 1.0}
+
+
+def _mended(record: TrialRecord, trial_timeout_seconds: float) -> bool:
+    """Whether an earlier search's failure says nothing about this one."""
+    if record.failure is None or record.outcome is not Outcome.FAILED:
+        return False
+    if record.failure.reason is Reason.TIMEOUT:
+        return LONGER * record.seconds <= trial_timeout_seconds
+    return record.failure.reason in MENDABLE
 
 
 def _record_of(trial: FrozenTrial) -> TrialRecord | None:

@@ -52,6 +52,7 @@ class Finding:
         interrupted: whether the user ended it.
         seconds: wall time.
         hand_recipe: the largest power of two known to fit; None when none.
+        no_recipe: why there is none.
     """
 
     winner: TrialConfig
@@ -61,3 +62,4 @@ class Finding:
     interrupted: bool
     seconds: float
     hand_recipe: TrialConfig | None
+    no_recipe: str | None = None

@@ -18,7 +18,7 @@ from autofit.predict import MemoryForecast, MemoryModel
 from autofit.replay import ReplayRunner
 from autofit.runner import TrialRequest, TrialResult
 from autofit.sampler import make_sampler
-from autofit.search import Search
+from autofit.search import Check, Search
 from autofit.space import Space
 from autofit.study import TrialStudy
 from autofit.terms import Finding, Terms
@@ -129,6 +129,7 @@ def prepare(
     script: Script | None = None,
     seconds: float | None = None,
     observer: Observer | None = None,
+    check: Check | None = None,
     seed: int = 0,
     **terms: Any,
 ) -> Play:
@@ -139,6 +140,7 @@ def prepare(
         path: study file; None = in memory.
         script: what goes wrong.
         seconds: that each trial takes; None = as recorded.
+        check: asked of the winner; None = nothing is checked.
         terms: further fields of `Terms`.
     """
     space = Space(configs=tuple(point.config for point in landscape.points))
@@ -161,6 +163,7 @@ def prepare(
         runner=runner,
         memory=memory,
         observer=observer,
+        check=check,
         clock=clock,
     )
     return Play(search=search, study=study, raw=raw, runner=runner, clock=clock, landscape=landscape)

@@ -142,10 +142,10 @@ def test_a_baseline_without_a_speed_says_why(reason: Reason | None, note: str) -
 
 
 def test_a_hand_that_found_nothing_says_so() -> None:
-    result = assembled(finding=replace(FINDING, hand_recipe=None))
+    result = assembled(finding=replace(FINDING, hand_recipe=None, no_recipe="why there is none"))
     baseline = result.baselines["hand_recipe"]
     assert (baseline.config, baseline.estimate) == (None, None)
-    assert baseline.note == "no power of two fits without checkpointing"
+    assert baseline.note == "why there is none"
 
 
 def test_the_model_is_described_without_its_whole_config() -> None:

@@ -17,9 +17,10 @@ from autofit.baselines import (
     next_hand_recipe,
     plain_defaults,
     settled_hand_recipe,
+    why_no_hand_recipe,
 )
 from autofit.config import Precision, TrialConfig
-from autofit.trial import Outcome, Reason, TrialRecord
+from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from tests.builders import make_record
 from tests.strategies import effective_batches
 
@@ -147,3 +148,29 @@ def test_a_size_that_was_out_of_memory_once_does_not_count_as_fitting() -> None:
     records = [make_record(0, recipes[2], 10.0), make_record(1, recipes[2], reason=Reason.OUT_OF_MEMORY)]
     assert settled_hand_recipe(recipes, records) is None
     assert [r.outcome for r in records] == [Outcome.COMPLETED, Outcome.INFEASIBLE]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "skipped", "said"),
+    [
+        ({0: Reason.OUT_OF_MEMORY}, None, "no power of two fits without checkpointing"),
+        ({}, Reason.PREDICTED_TOO_BIG, "no power of two fits without checkpointing"),
+        ({}, None, "was not run"),
+        ({2: Reason.INTERRUPTED}, None, "was not run"),
+        ({2: Reason.OUT_OF_MEMORY}, None, "was not run"),
+        ({2: Reason.ERROR}, None, "what it said"),
+        ({}, Reason.DEPARTS_FROM_FP32, "why it is skipped"),
+    ],
+)
+def test_why_there_is_no_hand_recipe_is_said_as_it_was(
+    reasons: dict[int, Reason], skipped: Reason | None, said: str
+) -> None:
+    recipes = ladder(64)
+    records = [make_record(n, recipes[n], reason=reason, message="what it said") for n, reason in reasons.items()]
+    failure = None if skipped is None else Failure(reason=skipped, message="why it is skipped")
+    assert why_no_hand_recipe(recipes, records, skipped=lambda c: failure) == said
+
+
+def test_a_hand_recipe_that_exists_needs_no_excuse() -> None:
+    recipes = ladder(4)
+    assert why_no_hand_recipe(recipes, [make_record(0, recipes[1], 10.0)], skipped=lambda c: None) is None

@@ -6,8 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from autofit.ending import alike, all_failed, nothing_fits, search_failed, shortfall, signature
-from autofit.errors import SearchFailed, UserError
+from autofit.ending import (
+    alike,
+    all_failed,
+    nothing_completed,
+    nothing_fits,
+    search_failed,
+    shortfall,
+    signature,
+)
+from autofit.errors import NothingFits, SearchFailed, UserError
 from autofit.trial import Failure, Reason, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
@@ -74,11 +82,31 @@ def test_a_time_out_has_another_remedy_than_a_traceback() -> None:
 def test_the_shortfall_is_the_smallest_that_is_predicted_else_the_smallest_that_was_seen() -> None:
     records = [missing(0, 300 * MIB), missing(1, 200 * MIB), missing(2, None)]
     assert shortfall(records, limit_bytes=GIB, predicted_bytes=[3 * GIB, 2 * GIB]) == GIB
-    assert shortfall(records, limit_bytes=GIB, predicted_bytes=[GIB // 2]) == 1, (
-        "it did not fit, whatever was predicted"
-    )
+    assert shortfall(records, limit_bytes=GIB, predicted_bytes=[GIB // 2]) == 200 * MIB, "it did not fit, whatever was predicted"
     assert shortfall(records, limit_bytes=GIB, predicted_bytes=[]) == 200 * MIB
     assert shortfall([missing(0, None)], limit_bytes=GIB, predicted_bytes=[]) is None
     error = nothing_fits(records, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
     assert str(error) == "no configuration fits into 1.0 GiB at effective batch 64"
     assert error.shortfall_bytes == 200 * MIB
+
+
+@pytest.mark.parametrize("reason", [Reason.ERROR, Reason.CRASH, Reason.TIMEOUT])
+def test_a_training_that_fails_where_it_would_fit_is_not_a_lack_of_memory(reason: Reason) -> None:
+    records = [
+        make_record(0, ONE, reason=Reason.OUT_OF_MEMORY),
+        make_record(1, TWO, reason=reason, message="expected mat1 and mat2 to have the same dtype"),
+    ]
+    error = nothing_completed(
+        records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[]
+    )
+    assert isinstance(error, SearchFailed)
+    assert str(error) == "no trial completed: 1 did not fit into 1.0 GiB, 1 failed: expected mat1 and mat2 to have the same dtype"
+
+
+@pytest.mark.parametrize("reason", [Reason.UNSUPPORTED, Reason.INTERRUPTED, Reason.DOMINATED])
+def test_what_could_not_have_fitted_hides_no_lack_of_memory(reason: Reason) -> None:
+    records = [make_record(0, ONE, reason=Reason.OUT_OF_MEMORY), make_record(1, TWO, reason=reason)]
+    error = nothing_completed(
+        records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[]
+    )
+    assert isinstance(error, NothingFits)

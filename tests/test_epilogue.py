@@ -145,14 +145,16 @@ def test_an_evaluation_that_fails_does_not_lose_the_answer(reason: Reason) -> No
 def test_an_interrupt_leaves_the_answer_of_the_search(kind: str) -> None:
     played, epilogue = afterwards(Device(wait=1.0, instead={kind: KeyboardInterrupt()}), asked=8)
     assert played.finding is not None
-    assert epilogue.finding.interrupted
+    assert epilogue.finding.confirmed
+    assert not epilogue.finding.interrupted, "the search itself had ended"
+    assert [w.message for w in epilogue.warnings] == ["interrupted: evaluation was not tried"]
     assert without_loader(epilogue.finding.winner) == played.finding.winner
     assert epilogue.evaluation is None
 
 
 def test_a_trial_that_was_ended_from_outside_counts_as_an_interrupt() -> None:
     _, epilogue = afterwards(Device(instead={"evaluation": failed(Reason.INTERRUPTED)}), asked=8)
-    assert epilogue.finding.interrupted
+    assert [w.message for w in epilogue.warnings] == ["interrupted: evaluation was not tried"]
     assert epilogue.evaluation is None
 
 

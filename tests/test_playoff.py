@@ -10,9 +10,10 @@ import pytest
 
 from autofit.config import TrialConfig
 from autofit.measurement import Measurement, Memory, t_quantile
-from autofit.playoff import LOOKS, Verdict, decide, student_quantile
+from autofit.playoff import LOOKS, Verdict, decide, run_of, student_quantile
 from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 from autofit.units import GIB
+from tests.builders import make_config, make_record
 
 OPTIMS = ("adamw_torch_fused", "adafactor", "adamw_torch", "sgd")
 
@@ -127,3 +128,37 @@ def test_without_a_completed_record_there_is_nothing_to_decide() -> None:
 @pytest.mark.parametrize("freedom", [5, 10, 30])
 def test_quantiles_agree_with_the_table(freedom: int) -> None:
     assert student_quantile(0.95, freedom) == pytest.approx(t_quantile(freedom), rel=0.005)
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_leaders_are_compared_at_the_speeds_that_the_report_shows(workers: int) -> None:
+    """Four workers deliver four batches in a burst: a median of the waits would not see what they cost."""
+    config = make_config(64)
+    measurement = Measurement(
+        micro_step_seconds=(0.3,) * 16,
+        fetch_seconds=(0.001, 0.001, 0.001, 1.6) * 4,
+        update_seconds=(0.01,) * 16,
+        facts={"loader": {"dataloader_num_workers": workers}},
+    )
+    record = TrialRecord(number=0, config=config, outcome=Outcome.COMPLETED, measurement=measurement)
+    assert math.exp(run_of(record).log_speed) == pytest.approx(record.samples_per_second)
+
+
+def test_runs_that_were_cut_off_put_nobody_out() -> None:
+    fast, slow = make_config(32), make_config(16)
+    records = [make_record(0, fast, 1000.0, jitter=0.05), make_record(1, slow, 960.0, jitter=0.05)]
+    before = decide(records, tolerance=0.01)
+    records += [make_record(n, fast, role=Role.PLAYOFF, reason=Reason.INTERRUPTED) for n in (2, 3)]
+    assert decide(records, tolerance=0.01) == before
+
+
+def test_what_the_confirmation_takes_does_not_change_the_winner() -> None:
+    one, other = make_config(32), make_config(16)
+    records = [make_record(n, c, 1000.0, needed_bytes=GIB + n) for n, c in enumerate((one, other))]
+    records += [
+        make_record(2 + n, c, 1000.0, needed_bytes=GIB + n % 2, role=Role.PLAYOFF)
+        for n, c in enumerate((one, other) * LOOKS[-1])
+    ]
+    assert decide(records, tolerance=0.01).winner == one
+    records.append(make_record(99, one, 1000.0, needed_bytes=2 * GIB, role=Role.CONFIRMATION))
+    assert decide(records, tolerance=0.01).winner == one

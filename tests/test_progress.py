@@ -147,8 +147,10 @@ def test_a_baseline_that_cannot_win_is_never_the_best() -> None:
 
 def test_a_study_that_goes_on_knows_what_was_best() -> None:
     target, console = to_text()
-    earlier = [make_record(0, FAST, 100.0)]
-    live_observer(console, trials=3, earlier=earlier, clock=Clock()).trial_ended(make_record(1, SLOW, 40.0))
+    observer = live_observer(console, trials=3, clock=Clock())
+    assert isinstance(observer, Timekeeper)
+    observer.earlier([make_record(0, FAST, 100.0)])
+    observer.trial_ended(make_record(1, SLOW, 40.0))
     assert "best so far" not in target.getvalue()
     assert "2 of 3 trials" in target.getvalue()
 

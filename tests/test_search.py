@@ -7,6 +7,8 @@ import io
 import itertools
 import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from autofit.errors import NothingFits, SearchFailed, UserError
 from autofit.landscape import Landscape
 from autofit.playoff import find_leaders
 from autofit.predict import dominates
+from autofit.replay import ReplayRunner
 from autofit.report import render
 from autofit.result import TuneResult, estimates
 from autofit.runner import TrialRequest, TrialResult
@@ -32,7 +35,7 @@ from autofit.search import CONFIRMATIONS
 from autofit.spec import SearchSpec, Workload
 from autofit.study import CONSTRAINT, RECORD
 from autofit.testing import simulated_landscape
-from autofit.trial import Outcome, Reason, Role
+from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
 from autofit.tuning import run_search
 from autofit.units import GIB, MIB, format_bytes
 from tests.builders import make_measurement
@@ -458,11 +461,14 @@ def test_a_budget_of_time_leaves_some_for_the_confirmation() -> None:
     assert played.finding.seconds == played.clock.now <= 40.0
 
 
-def test_a_playoff_that_meets_the_end_of_the_time_leaves_an_answer() -> None:
+@pytest.mark.parametrize("timeout", [120.0, 200.0, 300.0])
+def test_a_playoff_that_meets_the_end_of_its_time_leaves_some_for_the_confirmation(timeout: float) -> None:
     landscape = simulated_landscape(36, jitter=0.2, launch_seconds=0.0)
-    played = play(landscape, sampler="grid", seconds=2.0, timeout_seconds=30.0)
+    played = play(landscape, sampler="grid", seconds=2.0, timeout_seconds=timeout)
     assert played.finding is not None
-    assert played.clock.now <= 30.0
+    assert played.clock.now <= timeout
+    assert played.asked(Role.PLAYOFF)
+    assert played.finding.confirmed
 
 
 def test_no_trial_may_take_longer_than_the_time_that_is_left() -> None:
@@ -635,6 +641,47 @@ def test_a_confirmation_that_fails_for_another_reason_leaves_the_winner_unconfir
     assert played.finding is not None
     assert not played.finding.confirmed
     assert played.asked(Role.CONFIRMATION) == [played.finding.winner]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_winner_is_the_one_that_was_confirmed_also_when_that_took_more_memory(seed: int) -> None:
+    landscape = simulated_landscape(
+        36, jitter=0.1, launch_seconds=0.0, seed=seed, activation_bytes=MIB, precisions=(Precision.BF16,), checkpointing=(False,)
+    )
+    replay = ReplayRunner(landscape)
+
+    def script(request: TrialRequest, before: int) -> TrialResult | None:
+        result = replay.run(request)
+        if not request.full_length or result.measurement is None:
+            return result
+        memory = result.measurement.memory
+        larger = replace(memory, peak_reserved_bytes=int(1.02 * (memory.peak_reserved_bytes or 0)))
+        return replace(result, measurement=replace(result.measurement, memory=larger))
+
+    played = play(landscape, sampler="grid", script=script)
+    assert played.finding is not None
+    assert played.finding.confirmed
+    assert played.asked(Role.CONFIRMATION) == [played.finding.winner]
+
+
+@pytest.mark.parametrize("how", ["out of time", "interrupted"])
+def test_who_takes_the_place_of_an_unsound_winner_is_not_confirmed_by_it(how: str) -> None:
+    def check(winner: TrialConfig, records: Sequence[TrialRecord], left: float | None) -> Failure | None:
+        if winner.precision is not Precision.BF16:
+            return None
+        played.clock.now = 399.5 if how == "out of time" else played.clock.now
+        return Failure(reason=Reason.DEPARTS_FROM_FP32, message="bf16 departs from fp32")
+
+    def script(request: TrialRequest, before: int) -> TrialResult | None:
+        if how == "interrupted" and request.full_length and request.config.precision is not Precision.BF16:
+            raise KeyboardInterrupt
+        return None
+
+    played = prepare(GRID, seconds=10.0, timeout_seconds=400.0, script=script, check=check)
+    finding = played.run()
+    assert finding.winner.precision is not Precision.BF16
+    assert not finding.confirmed
+    assert finding.interrupted == (how == "interrupted")
 
 
 def test_when_nothing_survives_its_confirmation_nothing_fits() -> None:

@@ -266,3 +266,30 @@ def test_whatever_was_stored_is_there_after_a_restart(steps: list[tuple[bool, Tr
         assert [numberless(r) for r in study.records] == [numberless(r) for _, r in steps]
         assert opened_trials(path).records == study.records
         assert {r.outcome for r in study.records} <= set(Outcome)
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds", "kept"),
+    [
+        (Reason.ERROR, 4.0, False),
+        (Reason.CRASH, 4.0, False),
+        (Reason.TIMEOUT, 30.0, False),
+        (Reason.TIMEOUT, 100.0, True),
+        (Reason.UNSUPPORTED, 4.0, True),
+        (Reason.OUT_OF_MEMORY, 4.0, True),
+        (Reason.INTERRUPTED, 4.0, True),
+        (None, 4.0, True),
+    ],
+)
+def test_a_later_search_forgets_failures_whose_cause_may_be_gone(
+    reason: Reason | None, seconds: float, kept: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "study.journal"
+    speed = 100.0 if reason is None else None
+    TrialStudy(opened(path), SPACE).add(make_record(0, ONE, speed, reason=reason, seconds=seconds))
+    again = TrialStudy(opened(path), SPACE)
+    assert len(again.records) == 1
+    again.forget_failures(trial_timeout_seconds=100.0)
+    assert len(again.records) == kept
+    assert again.earlier_seconds == seconds
+    assert len(TrialStudy(opened(path), SPACE).records) == 1, "the file keeps it"

@@ -1,0 +1,46 @@
+"""One search at a time on a study."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autofit.errors import StudyError
+from autofit.study_lock import held
+
+HOLDER = """
+import sys, time
+from autofit.study_lock import held
+with held(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_search_on_a_study_is_refused_and_a_killed_one_blocks_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(StudyError, match="is in use by another search"), held(path):
+            pass
+        with held(tmp_path / "another.journal"):
+            pass
+        first.kill()
+    with held(path):
+        pass
+
+
+def test_nothing_is_left_beside_the_study_and_the_study_can_be_held_again(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    for _ in range(2):
+        with held(path):
+            assert [entry.name for entry in tmp_path.iterdir()] == ["study.journal"]
+
+
+def test_a_search_without_a_file_needs_no_lock() -> None:
+    with held(None), held(None):
+        pass
