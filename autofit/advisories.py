@@ -46,7 +46,7 @@ def of_device(device: Device) -> list[Warning]:
 def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
     """What weakens the answer itself."""
     own = [r for r in records if r.config == best.config and r.measurement is not None]
-    found = [*_noise(own), *_input_bound(own)]
+    found = [*_noise(own), *_input_bound(own), *_few_rows(best, own)]
     if interrupted:
         found.append(
             Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
@@ -125,6 +125,20 @@ def _noise(own: Sequence[TrialRecord]) -> list[Warning]:
     return [Warning(code="noise", message=message, next_step="search again on a quiet machine")]
 
 
+def _few_rows(best: Estimate, own: Sequence[TrialRecord]) -> list[Warning]:
+    known = [((r.measurement.facts or {}).get("loader") or {}).get("rows") for r in own if r.measurement]
+    rows, wanted = next((n for n in known if isinstance(n, int)), None), best.config.effective_batch()
+    if rows is None or rows >= wanted:
+        return []
+    return [
+        Warning(
+            code="few_rows",
+            message=f"the training data has {rows} rows, fewer than the effective batch of {wanted}: it was repeated, which a training does not do",
+            next_step="search with the data that will be trained on",
+        )
+    ]
+
+
 def _spread(values: Sequence[float]) -> float:
     middle = statistics.median(values)
     return statistics.median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
@@ -159,6 +173,8 @@ def of_numerics(result: TuneResult) -> list[Warning]:
         Warning(
             code=code,
             message=f"the winner changes the mathematics of training: {'; '.join(reasons)}; {beside}",
-            next_step="search again with --keep-numerics, or compare loss curves before you rely on it",
+            next_step="have the training keep its weights in float32, or compare loss curves before you rely on it"
+            if result.best.config.precision in result.recast
+            else "search again with --keep-numerics, or compare loss curves before you rely on it",
         )
     ]

@@ -6,6 +6,15 @@ from collections.abc import Mapping
 
 from autofit.errors import UserError
 
+#: trackers of experiments stay off, whoever calls them
+QUIET = {
+    "WANDB_DISABLED": "true",
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "DISABLED",
+    "SWANLAB_MODE": "disabled",
+    "CLEARML_OFFLINE_MODE": "1",
+}
+
 
 def child_environment(device: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The user's environment, with what a trial needs and nothing else changed.
@@ -26,7 +35,7 @@ def child_environment(device: str, environ: Mapping[str, str]) -> dict[str, str]
         "1"  # torch.cuda.is_available() must not initialise CUDA before a fork
     )
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
-    env["WANDB_DISABLED"] = "true"
+    env |= QUIET
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
     return env

@@ -63,19 +63,26 @@ def _without_hidden_tf32(space: Space, capabilities: Capabilities) -> Space:
 
 def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:
     """The optimizer whose mathematics is the user's: of their arguments or script, else the library's default."""
+    default = (facts.get("argument_defaults") or KNOWN_DEFAULTS).get("optim") or KNOWN_DEFAULTS["optim"]
+    if own_optimizer(facts):  # nobody looks at `optim`
+        return str(default)
     script = (facts.get("model") or {}).get("script") or {}
-    own = {} if script.get("own_optimizer") else script.get("own") or {}  # a script that makes its own never looks at `optim`
-    defaults = facts.get("argument_defaults") or KNOWN_DEFAULTS
-    return str(spec.reference_optim or own.get("optim") or defaults.get("optim") or KNOWN_DEFAULTS["optim"])
+    return str(spec.reference_optim or (script.get("own") or {}).get("optim") or default)
+
+
+def own_optimizer(facts: Mapping[str, Any]) -> bool:
+    """Whether the user's script or Trainer makes its own optimizer, whatever `optim` says."""
+    model = facts.get("model") or {}
+    return bool(model.get("own_optimizer") or (model.get("script") or {}).get("own_optimizer"))
 
 
 def _optims(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The optimizers that may be searched: the default alone (its name changes nothing) where a script makes its own."""
-    script = (facts.get("model") or {}).get("script") or {}
-    if not script.get("own_optimizer"):
+    """The optimizers that may be searched: the default alone (its name changes nothing) where the training makes its own."""
+    if not own_optimizer(facts):
         return spec.optims
     if spec.optims is not None:
-        raise UserError("the script makes its own optimizer: --optim has no effect", hint="leave --optim out")
+        who = "script" if spec.workload.script is not None else "Trainer"
+        raise UserError(f"the {who} makes its own optimizer: optim has no effect", hint="leave --optim (optim=) out")
     return (str(facts["argument_defaults"].get("optim") or KNOWN_DEFAULTS["optim"]),)
 
 

@@ -180,6 +180,8 @@ def import_lines(result: TuneResult) -> list[str]:
     adapter = adapter_import(result)
     lines = [] if adapter is None else [adapter]
     lines += [f"from transformers import {', '.join(sorted(names))}"] if names else []
+    if module == "__main__":
+        return [*lines, f"# {own} is your own class: it must be defined above"]
     return [*lines, *([f"from {module} import {own}"] if module else [])]
 
 

@@ -20,6 +20,8 @@ from autofit.judgement import ChildReport, judge
 from autofit.launch import Child, ForkserverLauncher, Launcher, SpawnLauncher, child_environment
 from autofit.protocol import SCRATCH, Event, Kind, TrialOrder, decode_event, encode_request
 from autofit.runner import TrialRequest, TrialResult
+from autofit.script_command import read_script
+from autofit.script_source import early_environment
 from autofit.spec import Workload
 
 START_TIMEOUT_SECONDS = 30.0  #: for a forked child's first word; a dead thread pool never speaks
@@ -49,7 +51,7 @@ class ProcessRunner:
         self.device = device
         self.context_bytes = context_bytes
         self.fallback_reason: str | None = None
-        self._environment = child_environment(device, os.environ)
+        self._environment = child_environment(device, os.environ) | _set_by_script(workload)
         self._directory = Path(tempfile.mkdtemp(prefix="autofit-"))
         self._environment[SCRATCH] = str(self._directory)
         self._cancelled = threading.Event()
@@ -178,6 +180,14 @@ class ProcessRunner:
             seconds=time.monotonic() - begin,
             oom_kills=_difference(_oom_kills(), killed_before),
         )
+
+
+def _set_by_script(workload: Workload) -> dict[str, str]:
+    """What the script sets before its imports: in a child the libraries are imported before it begins."""
+    command = workload.script
+    if command is None or command[0] == "-m":
+        return {}
+    return early_environment(read_script(command[0]), os.environ)
 
 
 def _refusal(said: Mapping[str, Any], log_tail: str) -> UserError:

@@ -17,7 +17,7 @@ from autofit.arguments import (
     model_arguments,
     training_arguments,
 )
-from autofit.config import TrialConfig
+from autofit.config import Precision, TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.estimates import Estimate as Estimate
@@ -98,12 +98,22 @@ class TuneResult:
 
     def changes(self, config: TrialConfig) -> tuple[str, ...]:
         """Every way in which `config` changes the mathematics of the user's training; empty when it keeps it."""
-        return changes(
+        found = changes(
             config,
             reference=self.reference_optim,
             weights_dtype=self.model.get("weights_dtype"),
             adapter=self.model.get("adapter") is not None,
         )
+        recast = self.recast.get(config.precision)
+        return found if recast is None else (*found, f"in {config.precision} trials the training's own code stored the weights in {recast}")
+
+    @property
+    def recast(self) -> dict[Precision, str]:
+        """Precisions in whose trials the user's code stored the weights in 16 bit, which only `pure_bf16` asks for."""
+        if self.model.get("weights_dtype") != "float32":
+            return {}
+        seen = [(r.config.precision, (r.measurement.facts or {}).get("weight_dtype")) for r in self.trials if r.measurement]
+        return {p: str(dtype) for p, dtype in seen if dtype in ("bfloat16", "float16") and p is not Precision.PURE_BF16}
 
     @property
     def fastest_kept(self) -> Estimate | None:

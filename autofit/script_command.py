@@ -19,9 +19,13 @@ from autofit.errors import UserError
 
 EXAMPLE = "autofit search --effective-batch 64 -- python train.py --its --own --flags"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
+LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "accelerate", "deepspeed")
 HARMLESS = ("-u", "-B", "-s", "-E", "-O", "-OO")  #: options of the interpreter that a trial need not repeat
 HIDDEN = "***"  #: stands for a secret in files
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
+_OUTPUT = re.compile(
+    r"--?([\w-]*[_-])?(out|outputs?|save|checkpoints?|ckpts?|results?|logs?|logging)([_-]?(dir|directory|path|folder|root))?", re.IGNORECASE
+)
 _SECRET = re.compile(r"--?[\w-]*(token|password|secret|api[_-]?key)", re.IGNORECASE)
 
 
@@ -53,6 +57,8 @@ def parse_command(words: Sequence[str]) -> tuple[str, ...]:
     if rest[0] == "-m":
         if len(rest) < 2 or not all(part.isidentifier() for part in rest[1].split(".")):
             raise UserError("python -m needs the name of a module", hint="python -m package.train")
+        if any(rest[1] == name or rest[1].startswith(f"{name}.") for name in LAUNCHING_MODULES):
+            raise UserError(f"{rest[1]} starts several processes: script mode tunes one", hint=EXAMPLE)
     elif rest[0].startswith("-"):
         raise UserError(f"the option {rest[0]!r} of python cannot be used here", hint=EXAMPLE)
     else:
@@ -91,6 +97,17 @@ def read_script(path: str) -> ast.Module:
         raise UserError(f"script {path!r} is not Python: {error}") from None
 
 
+def named_outputs(command: Sequence[str]) -> list[str]:
+    """Directories that the command line names as outputs (`--output_dir X`, `--save-path=X`, ...), before the script has said what it makes of them."""
+    found = []
+    for word, following in zip(command, [*command[1:], ""]):
+        name, equals, value = word.partition("=")
+        value = value if equals else following
+        if _OUTPUT.fullmatch(name) and value and not value.startswith("-"):
+            found.append(value)
+    return found
+
+
 def label(command: Sequence[str]) -> str:
     """The script's name for tables and files."""
     return command[1] if command[0] == "-m" else os.path.basename(command[0])
@@ -113,22 +130,6 @@ def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
         else:
             kept.append(word)
     return tuple(kept)
-
-
-def trains_often(tree: ast.Module) -> bool:
-    """Whether a script seems to train more than one Trainer: several are made, and `train()` is called on trainers several times."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    made = [f for f in calls if _name(f).endswith("Trainer")]
-    trained = [
-        f
-        for f in calls
-        if isinstance(f, ast.Attribute) and f.attr == "train" and "trainer" in ast.unparse(f.value).lower()
-    ]
-    return len(made) > 1 and len(trained) > 1
-
-
-def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _check_interpreter(word: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from autofit.errors import UserError
 
-NAMED = ("model", "args", "train_dataset")  #: keywords of a Trainer that every trial gives it
+#: keywords of a Trainer that every trial gives it
+NAMED = ("model", "args", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks")
 
 
 @contextlib.contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from autofit.script_command import HIDDEN, label, parse_command, shown, trains_often, without_secrets
+from autofit.script_command import HIDDEN, label, named_outputs, parse_command, shown, without_secrets
 from tests.refusals import refused
 
 
@@ -54,6 +53,8 @@ def test_a_command_is_shown_as_a_shell_takes_it(script: Path) -> None:
         ((), "^no script given$"),
         (("torchrun", "train.py"), "^torchrun starts several processes"),
         (("accelerate", "launch", "train.py"), "^accelerate starts several processes"),
+        (("python", "-m", "torch.distributed.run", "train.py"), "^torch.distributed.run starts several processes"),
+        (("python", "-m", "accelerate.commands.launch", "train.py"), "^accelerate.commands.launch starts several processes"),
         (("bash", "train.sh"), "^'bash' is not a Python command$"),
         (("python",), "standard input"),
         (("python", "-"), "standard input"),
@@ -102,14 +103,14 @@ def test_secrets_are_blotted_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "often"),
+    ("command", "outputs"),
     [
-        ("t = Trainer(a)\nt.train()", False),
-        ("trainer = Trainer(a)\nif x:\n    trainer.train(1)\nelse:\n    trainer.train()", False),
-        ("trainer = Trainer(a) if x else Seq2SeqTrainer(a)\ntrainer.train()", False),
-        ("trainer = Trainer(a)\ntrainer.train()\ntrainer = Trainer(b)\ntrainer.train()", True),
-        ("model.train()\nother.train()", False),
+        ("train.py --output_dir a --lr 1", ["a"]),
+        ("train.py --output-dir=a --save_path b --logging_dir c", ["a", "b", "c"]),
+        ("-m pkg.train --checkpoint_dir runs/x --overwrite_output_dir", ["runs/x"]),
+        ("train.py --out a --data_dir b --layout c", ["a"]),
+        ("train.py --output_dir --fp16", []),
     ],
 )
-def test_several_trainings_are_seen_in_the_source(source: str, often: bool) -> None:
-    assert trains_often(ast.parse(source)) is often
+def test_outputs_are_named_by_the_command_line(command: str, outputs: list[str]) -> None:
+    assert named_outputs(command.split()) == outputs

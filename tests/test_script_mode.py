@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from autofit.result import load
 from autofit.runner import TrialRequest, TrialResult
 from autofit.spec import Workload
 from autofit.trial import Outcome, Reason
+from autofit.workload.script_guard import WriteGuard
 from tests.cli.runs import autofit
 from tests.refusals import refused
 
@@ -168,12 +170,117 @@ def test_what_is_saved_before_the_training_goes_elsewhere(place: Place) -> None:
     assert place.run().outcome is Outcome.COMPLETED
 
 
-def test_a_file_in_the_output_directory_is_refused_by_name(place: Place) -> None:
-    place.script("open(OUT + '/model.bin', 'w')\n" + TRAIN)
-    with refused(
-        "^train.py raised before it trained: PermissionError: .*a trial does not write", kind=ScriptError
-    ):
+def test_files_that_the_script_writes_to_its_output_directory_lie_elsewhere_and_can_be_read_back(place: Place) -> None:
+    place.script("""
+        import logging, pathlib
+        assert open(OUT + "/model.bin").read() == "precious"
+        with open(OUT + "/labels.json", "w") as handle:
+            json.dump({"a": 1}, handle)
+        with open(OUT + "/model.bin", "a") as handle:
+            handle.write(", and more")
+        pathlib.Path(OUT, "notes.txt").write_text("note")
+        torch.save({"b": 2}, OUT + "/extra.pt")
+        logging.getLogger("own").addHandler(logging.FileHandler(OUT + "/own.log"))
+        said(labels=json.load(open(OUT + "/labels.json")), model=open(OUT + "/model.bin").read(), extra=torch.load(OUT + "/extra.pt"),
+             notes=pathlib.Path(OUT, "notes.txt").read_text())
+        Trainer(model=model(), args=args, train_dataset=rows).train()
+    """)
+    facts = place.describe()
+    assert any(str(place.out) in text and "elsewhere" in text for text in facts["warnings"])
+    assert place.run().outcome is Outcome.COMPLETED
+    assert place.heard() == {"labels": {"a": 1}, "model": "precious, and more", "extra": {"b": 2}, "notes": "note"}
+
+
+@pytest.mark.parametrize(
+    ("change", "build"),
+    [
+        ("os.remove(OUT + '/model.bin')", BUILD),
+        ("os.rename(OUT + '/model.bin', OUT + '/old.bin')", BUILD),
+        ("import shutil; shutil.rmtree(OUT)", BUILD),
+        ("os.remove(out + '/model.bin')", "import argparse; out = sys.argv[3]\n"),
+        ("import shutil; shutil.rmtree(out)", "import argparse; out = sys.argv[3]\n"),
+    ],
+)
+def test_what_lies_in_the_output_directory_is_not_deleted_even_before_arguments_are_made(
+    place: Place, change: str, build: str
+) -> None:
+    later = "" if build is BUILD else BUILD
+    place.script(f"{change}\n{later}{TRAIN}", "--output_dir", str(place.out), build=build)
+    with refused("^train.py raised before it trained: PermissionError: .*a trial does not write", kind=ScriptError):
         place.describe()
+
+
+def test_a_directory_that_was_there_before_is_not_deleted_whatever_it_is_called(place: Place) -> None:
+    other = place.directory / "kept"
+    other.mkdir()
+    guard = WriteGuard(str(place.directory / "private"))
+    guard._temporary = "/nowhere"  # the tests themselves live in the temporary directory
+    with guard.active():
+        with pytest.raises(PermissionError, match="a trial deletes no directory that it did not make"):
+            shutil.rmtree(other)
+        own = place.directory / "own"
+        own.mkdir()
+        shutil.rmtree(own)
+    assert other.is_dir()
+
+
+def test_a_script_may_go_to_another_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.directory.parent)
+    place.script("os.chdir(OUT)\n" + TRAIN)
+    assert place.describe()["script"]["digest"] is not None
+    assert place.run().outcome is Outcome.COMPLETED
+
+
+def test_an_evaluation_before_the_training_sees_the_first_rows_only(place: Place) -> None:
+    place.script("""
+        class Counting(Trainer):
+            seen = 0
+            def prediction_step(self, model, inputs, *args, **kwargs):
+                self.seen += len(inputs["labels"])
+                return super().prediction_step(model, inputs, *args, **kwargs)
+        args.per_device_eval_batch_size = 2
+        trainer = Counting(model=model(), args=args, train_dataset=rows, eval_dataset=rows * 20)
+        metrics = trainer.evaluate()
+        said(rows=trainer.seen, loss="eval_loss" in metrics)
+        trainer.train()
+    """)
+    facts = place.describe()
+    assert any("before it trains, the script evaluates" in text for text in facts["warnings"])
+    assert place.heard() == {"rows": 4, "loss": True}
+
+
+def test_a_loader_of_its_own_that_ignores_the_batch_size_is_no_answer(place: Place) -> None:
+    place.script("""
+        class Own(Trainer):
+            def get_train_dataloader(self):
+                return torch.utils.data.DataLoader(self.train_dataset, batch_size=5, collate_fn=self.data_collator)
+        Own(model=model(), args=args, train_dataset=rows).train()
+    """)
+    result = place.run(CONFIG.but(per_device_train_batch_size=4))
+    assert result.failure is not None
+    assert result.failure.reason is Reason.KNOB_WITHOUT_EFFECT
+    assert "per_device_train_batch_size" in result.failure.message
+    assert place.run(CONFIG.but(per_device_train_batch_size=5)).outcome is Outcome.COMPLETED
+
+
+def test_weights_that_the_script_stores_in_16_bit_are_told(place: Place) -> None:
+    place.script("""
+        m = model().to(torch.bfloat16 if args.bf16 else torch.float32)
+        Trainer(model=m, args=args, train_dataset=rows).train()
+    """)
+    assert place.describe()["weights_dtype"] == "float32"
+    result = place.run(CONFIG.but(precision=Precision.BF16))
+    assert result.measurement is not None
+    assert (result.measurement.facts or {})["weight_dtype"] == "bfloat16"
+
+
+def test_what_libraries_read_when_they_are_imported_is_set_before(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    home = f'os.environ["HF_HOME"] = {str(tmp_path / "home")!r}\n'
+    check = f'import huggingface_hub.constants\nassert huggingface_hub.constants.HF_HOME == {str(tmp_path / "home")!r}\n'
+    script.write_text("import os\n" + home + check + PREAMBLE + BUILD + TRAIN)
+    with ProcessRunner(Workload(model="train.py", script=(str(script), str(tmp_path / "out"))), "cpu") as own:
+        assert own.describe()["model"]["class"] == "BertForSequenceClassification"
 
 
 def test_the_script_runs_as_python_would_run_it(place: Place) -> None:
@@ -346,7 +453,7 @@ def test_of_two_trainers_the_first_that_trains_is_measured_and_said(place: Place
     """)
     facts = place.describe()
     assert facts["class"] == "BertForSequenceClassification"
-    assert any("several Trainers" in text for text in facts["warnings"])
+    assert any("trains more than once" in text for text in facts["warnings"])
     assert place.run().outcome is Outcome.COMPLETED
 
 

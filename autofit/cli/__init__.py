@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone; under nohup it may be
+            signal.signal(signal.SIGHUP, _interrupt)
     try:
         status = cli.main(
             args=None if arguments is None else list(arguments), prog_name="autofit", standalone_mode=False

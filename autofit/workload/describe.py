@@ -25,10 +25,12 @@ from autofit.workload.data.facts import describe_data
 from autofit.workload.evaluation import data_label
 from autofit.workload.script_facts import describe_script
 from autofit.workload.surroundings import training_facts
+from autofit.workload.trial import makes_own_optimizer
 from autofit.workload.user_arguments import argument_defaults, class_of, own_class, scalars, trained_as
 
 PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy", "peft", "trl")
 IMPORTED = ("bitsandbytes",)
+OWN_OPTIMIZER = "the Trainer makes its own optimizer: optim has no effect and is not searched"
 
 
 def answer_describe(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -104,7 +106,9 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     facts |= describe_data(resolved)
     objects = resolved.objects
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
-    facts |= {} if objects is None else training_facts(objects.extra)
+    facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
+    if objects is not None and makes_own_optimizer(workload, cpu=cpu):
+        facts |= {"own_optimizer": True, "warnings": [*facts["warnings"], OWN_OPTIMIZER]}
     if objects is not None and objects.extra.get("eval_dataset") is not None:
         facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])
     if (objects is None or objects.train_dataset is None) and (resolved.task is None or resolved.config is None):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     given = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     sets = given if isinstance(given, Mapping) else {"": given}
     batch = args.eval_batch_size
-    picked = {name: longest_rows(data, batch * BATCHES) for name, data in sets.items()}
+    picked = {name: longest_rows(data, batch * BATCHES, name=name) for name, data in sets.items()}
     heap = Heap()
     problems: list[str] = []
     quiet = metrics_that_do_not_raise(trainer, problems.append)
@@ -150,21 +150,40 @@ def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
         trainer.args.dataloader_persistent_workers = persistent
 
 
-def longest_rows(data: Any, wanted: int) -> tuple[Any, int | None]:
+def longest_rows(data: Any, wanted: int, *, name: str = "") -> tuple[Any, int | None]:
     """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown). A stream gives its first rows.
+
+    Args:
+        data: one evaluation set.
+        wanted: rows.
+        name: of the set, where there are several.
 
     Raises:
         UserError: the dataset is empty, or raises when a row is read.
     """
     if not is_map_style(data):
         return Head(data, wanted), None
-    lengths, wanted = lengths_of(data, what="evaluation"), min(wanted, len(data))
+    lengths, wanted = lengths_of(data, what=f"evaluation {name}".strip()), min(wanted, len(data))
     order = range(wanted) if lengths is None else lengths.longest_batch(wanted)
     longest = None if lengths is None else int(lengths.inputs.max())
+    return _picked(data, order), longest
+
+
+def first_rows(data: Any, wanted: int) -> Any:
+    """The first `wanted` rows of a dataset, or of each in a mapping of them."""
+    if isinstance(data, Mapping):
+        return {name: first_rows(one, wanted) for name, one in data.items()}
+    if not is_map_style(data):
+        return Head(data, wanted)
+    return data if len(data) <= wanted else _picked(data, range(wanted))
+
+
+def _picked(data: Any, rows: Sequence[int]) -> Any:
+    """Some rows of a map-style dataset; one of the datasets library keeps its columns and formats."""
     select = getattr(data, "select", None)
-    if type(data).__module__.startswith("datasets.") and callable(select):  # keeps columns and formats
-        return select(list(order), keep_in_memory=True), longest
-    return Subset(data, list(order)), longest
+    if type(data).__module__.startswith("datasets.") and callable(select):
+        return select(list(rows), keep_in_memory=True)
+    return Subset(data, list(rows))
 
 
 def data_label(data: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from transformers import Trainer
 
 from autofit.trial import LOADER_KNOBS
@@ -13,7 +15,7 @@ DEFAULT_PREFETCH = 2  #: torch's own, per worker
 
 
 class LoaderWatch:
-    """Times `get_batch_samples`: the loader alone, without the loop around it.
+    """Times `get_batch_samples`: the loader alone, without the loop around it. Sees how large the batches are that it gives.
 
     Args:
         trainer: whose batches are waited for.
@@ -27,13 +29,23 @@ class LoaderWatch:
         self._ahead = fetched_ahead(trainer.args)
         self._batches = 0
         self._seconds = 0.0
-        fetch = trainer.get_batch_samples
+        self._given: int | None = None
+        self._sizes: set[int] = set()
+        fetch, make = trainer.get_batch_samples, trainer.get_train_dataloader
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter()
             found = fetch(*args, **kwargs)
             self._note(time.perf_counter() - begin, len(found[0]))
+            self._sizes.update(*map(first_dimensions, found[0]))
             return found
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            loader = make(*args, **kwargs)
+            self._given = batch_size_of(loader)
+            return loader
+
+        trainer.get_train_dataloader = noted  # type: ignore[method-assign]
 
         trainer.get_batch_samples = timed  # type: ignore[method-assign]
 
@@ -57,6 +69,31 @@ class LoaderWatch:
             "user_data": self._user_data,
         }
         return {"loader": loader}
+
+    def batch_size(self) -> tuple[int, int]:
+        """(asked, seen) samples per batch: a loader of the user's own may give others than `args` say.
+
+        Other than asked is seen only where both the loader says so and no tensor of any batch has that many rows: packed samples are one row,
+        and pairs of answers two each.
+        """
+        asked = int(self._args.train_batch_size)
+        other = self._given not in (None, asked) and bool(self._sizes) and asked not in self._sizes
+        return asked, self._given if other and self._given is not None else asked
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """Samples per batch, as a loader or its batch sampler says; None where neither does."""
+    for owner in (loader, getattr(loader, "batch_sampler", None)):
+        size = getattr(owner, "batch_size", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def first_dimensions(batch: Any) -> set[int]:
+    """Rows of each tensor of a batch."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else (batch,)
+    return {int(value.shape[0]) for value in values if isinstance(value, torch.Tensor) and value.ndim}
 
 
 def fetched_ahead(args: Any) -> int:

@@ -26,9 +26,12 @@ from transformers import Trainer, TrainingArguments
 import autofit
 from autofit.errors import ScriptError
 from autofit.protocol import SCRATCH
-from autofit.script_command import label
+from autofit.script_command import label, named_outputs
+from autofit.workload.evaluation import first_rows
 from autofit.workload.script_arguments import ArgumentKeeper, Origin, Taken
 from autofit.workload.script_guard import TrainingStopped, WriteGuard, replaced
+
+EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,7 @@ class Training:
         set_in_code: tuned fields that the script sets after its arguments are made, so that a flag has no effect.
         trainers: how many Trainers were built so far.
         redirected: directories that the script saved to before the training, and that were spared.
+        shortened: whether the script evaluated before the training, which was done on the first rows only.
     """
 
     trainer: Trainer
@@ -52,6 +56,7 @@ class Training:
     set_in_code: tuple[str, ...]
     trainers: int
     redirected: tuple[str, ...]
+    shortened: bool
 
 
 @dataclass
@@ -64,11 +69,12 @@ class _Run:
     at_training: Callable[[Training], None]
     trainers: list[Trainer] = field(default_factory=list)
     handled: bool = False
+    shortened: bool = False
     error: BaseException | None = None
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
-        build, train = Trainer.__init__, Trainer.train
+        build, train, evaluate = Trainer.__init__, Trainer.train, Trainer.evaluate
 
         @functools.wraps(build)
         def hooked_build(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -85,7 +91,18 @@ class _Run:
                 self._hand_over(trainer, functools.partial(train, trainer))
             raise TrainingStopped
 
-        with replaced(Trainer, "__init__", hooked_build), replaced(Trainer, "train", hooked_train):
+        @functools.wraps(evaluate)
+        def hooked_evaluate(trainer: Trainer, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
+            given = trainer.eval_dataset if eval_dataset is None else eval_dataset
+            if not self.handled and not isinstance(given, str) and given is not None:
+                self.shortened = True
+                eval_dataset = first_rows(given, EARLY_BATCHES * trainer.args.eval_batch_size)
+            return evaluate(trainer, eval_dataset, *args, **kwargs)
+
+        hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate}
+        with contextlib.ExitStack() as stack:
+            for name, hook in hooks.items():
+                stack.enter_context(replaced(Trainer, name, hook))
             yield
 
     def _hand_over(self, trainer: Trainer, train: Callable[[], Any]) -> None:
@@ -99,6 +116,7 @@ class _Run:
             set_in_code=tuple(sorted(self.keeper.set_later)),
             trainers=len(self.trainers),
             redirected=tuple(self.guard.redirected),
+            shortened=self.shortened,
         )
         try:
             self.at_training(training)
@@ -139,10 +157,13 @@ def run_script(
         ScriptError: it ended, or called `sys.exit`, without a training.
         BaseException: what the script, or `at_training`, raised, with the script's own part of the traceback.
     """
+    file = None if command[0] == "-m" else os.path.abspath(command[0])  # before the script goes elsewhere
     with tempfile.TemporaryDirectory(
         prefix="autofit-trial-", ignore_cleanup_errors=True, dir=os.environ.get(SCRATCH)
     ) as directory:
         guard = WriteGuard(directory)
+        for output in named_outputs(command):  # the script may touch them before its arguments are made
+            guard.protect(output)
         keeper = ArgumentKeeper(values, directory, on_output=guard.protect)
         run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
         failure: BaseException | None = None
@@ -159,7 +180,7 @@ def run_script(
                 f"{run.name} called sys.exit({_status(failure)}) before it trained"
             ) from failure
         if failure is not None:
-            raise failure.with_traceback(_own_part(failure.__traceback__, command))
+            raise failure.with_traceback(_own_part(failure.__traceback__, file))
         if not run.handled:
             raise run.why_untrained()
 
@@ -209,9 +230,8 @@ def _status(request: SystemExit) -> str:
     return "" if request.code is None else repr(request.code)
 
 
-def _own_part(trace: TracebackType | None, command: Sequence[str]) -> TracebackType | None:
-    """The traceback from the script's first line on: the frames above it are ours and runpy's."""
-    script = None if command[0] == "-m" else os.path.abspath(command[0])
+def _own_part(trace: TracebackType | None, script: str | None) -> TracebackType | None:
+    """The traceback from the script's first line on (None: of a module): the frames above it are ours and runpy's."""
     current = trace
     while current is not None:
         code = current.tb_frame.f_code

@@ -12,7 +12,8 @@ from transformers import Trainer, TrainingArguments, set_seed
 from autofit.arguments import CHECKPOINTING_NAMES, explicit_arguments
 from autofit.config import TrialConfig
 from autofit.errors import ScriptError, UserError
-from autofit.script_command import read_script, trains_often
+from autofit.script_command import read_script
+from autofit.script_source import trains_often
 from autofit.spec import Workload
 from autofit.workload import models
 from autofit.workload.evaluation import data_label
@@ -43,13 +44,15 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
     classes: list[type[TrainingArguments]] = []  # asked for their defaults outside of the script: inside, arguments are replaced
 
     def note(training: Training) -> None:
-        found.append(_facts(training, workload))
+        found.append(_facts(training, workload, file))
         classes.append(type(training.trainer.args))
 
+    command = workload.script or ()
+    file = None if command[0] == "-m" else Path(command[0]).absolute()  # before the script goes elsewhere
     set_seed(0)
     try:
         run_script(
-            workload.script or (),
+            command,
             script_arguments(PLAIN, cpu=cpu),
             at_training=note,
         )
@@ -63,13 +66,12 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
     return {**found[0], **own_class(classes[0], cpu=cpu)}
 
 
-def _facts(training: Training, workload: Workload) -> dict[str, Any]:
-    trainer, command = training.trainer, workload.script or ()
+def _facts(training: Training, workload: Workload, file: Path | None) -> dict[str, Any]:
+    trainer = training.trainer
     refuse_distributed(trainer)
     long_enough(trainer.train_dataset, 1)
     objects = LiveObjects(model=training.model)
     resolved = models.resolve_with(Workload(model=workload.model), objects)
-    file = None if command[0] == "-m" else Path(command[0])
     own_optimizer = ignores_optim(trainer)
     tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
     set_in_code = [name for name in training.set_in_code if name in tuned]
@@ -105,7 +107,7 @@ def _warnings(
 ) -> tuple[str, ...]:
     found = []
     if training.trainers > 1 or (file is not None and trains_often(read_script(str(file)))):
-        found.append("the script builds several Trainers: only the first that trains is measured")
+        found.append("the script trains more than once: only its first train() is measured")
     if own_optimizer:
         found.append("the script makes its own optimizer: optim has no effect and is not searched")
     if checkpointing_active(training.model):
@@ -120,6 +122,8 @@ def _warnings(
         found.append(
             f"before it trains, the script saves to {', '.join(training.redirected)}: in trials that goes elsewhere"
         )
+    if training.shortened:
+        found.append("before it trains, the script evaluates: in trials that is done on the first rows only")
     return tuple(found)
 
 

@@ -1,17 +1,20 @@
 """What a script under trial may write: nothing in its output directory, and after its training nothing at all.
 
-Three nets, because no single one catches all: savers of transformers, torch and safetensors (they write from C++ or Rust) are led into a private
-directory or stopped; writes of Python itself are seen by an audit hook; trackers are told by their environment variables to stay off. Caches and
-other files that the script writes before its training, outside its output directory, are its own business. Child side: an audit hook stays until the
-process ends.
+Three nets, because no single one catches all: savers of transformers, torch and safetensors (they write from C++ or Rust) and `open` are led into a
+private directory; whatever else Python changes is seen by an audit hook, and refused; trackers are told by their environment variables to stay off.
+Caches and other files that the script writes before its training, outside its output directory, are its own business; directories that were there
+before are not deleted. Child side: an audit hook stays until the process ends.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import functools
+import io
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +22,8 @@ from typing import Any
 
 import torch
 from transformers.utils.hub import PushToHubMixin
+
+from autofit.child_environment import QUIET
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: audit event -> positions of the paths it changes, each with the position of its directory's descriptor
@@ -30,15 +35,11 @@ CHANGES = {
     "os.truncate": ((0, None),),
     "os.remove": ((0, 1),),
     "os.rmdir": ((0, 1),),
+    "shutil.rmtree": ((0, 1),),
 }
-REMOVALS = ("os.remove", "os.rmdir")
+REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
+CACHES = ("~/.cache", "$XDG_CACHE_HOME", "$HF_HOME", "$HF_DATASETS_CACHE", "$HF_HUB_CACHE", "$TORCH_HOME", "$TRITON_CACHE_DIR")
 ALWAYS_OPEN = ("/dev", "/proc")
-QUIET = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "DISABLED",
-    "SWANLAB_MODE": "disabled",
-    "CLEARML_OFFLINE_MODE": "1",
-}
 
 
 class TrainingStopped(BaseException):
@@ -56,6 +57,8 @@ class WriteGuard:
         self.private = os.path.realpath(private)
         self.redirected: list[str] = []
         self._temporary = os.path.realpath(tempfile.gettempdir())
+        named = (os.path.expanduser(os.path.expandvars(place)) for place in CACHES)
+        self._caches = [os.path.realpath(place) for place in named if not place.startswith("$")]
         self._outputs: list[str] = []
         self._made: list[str] = []
         self._sealed = self._active = False
@@ -119,10 +122,38 @@ class WriteGuard:
         if event == "os.mkdir":
             if not os.path.lexists(path):
                 self._made.append(path)
-        elif any(_inside(path, output) for output in self._outputs):
+        elif self._protected(path):
             raise PermissionError(
                 errno.EACCES, "a trial does not write to the script's output directory", path
             )
+        elif event == "shutil.rmtree" and not any(_inside(path, place) for place in (self._temporary, *self._caches)):
+            raise PermissionError(errno.EACCES, "a trial deletes no directory that it did not make", path)
+
+    def _protected(self, path: str) -> bool:
+        return any(_inside(path, output) for output in self._outputs)
+
+    def _led(self, file: Any, mode: str) -> Any:
+        """What to open instead of `file`: its counterpart in the private directory, when it lies where nothing may be written."""
+        if not self._active or self._sealed or not isinstance(file, str | bytes | os.PathLike):
+            return file
+        path = os.path.realpath(os.fsdecode(file))
+        if _inside(path, self.private) or not self._protected(path):
+            return file
+        counterpart = self._counterpart(path)
+        if not set(mode) & set("wax+"):
+            return counterpart if os.path.exists(counterpart) else file
+        os.makedirs(os.path.dirname(counterpart), exist_ok=True)
+        if set(mode) & set("a+") and os.path.isfile(path) and not os.path.exists(counterpart):
+            shutil.copyfile(path, counterpart)
+        self._note(os.path.dirname(path))
+        return counterpart
+
+    def _counterpart(self, path: str) -> str:
+        return os.path.join(self.private, "saved", path.lstrip(os.sep))
+
+    def _note(self, directory: str) -> None:
+        if directory not in self.redirected:
+            self.redirected.append(directory)
 
     def _elsewhere(self, directory: Any) -> Any:
         """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
@@ -134,9 +165,8 @@ class WriteGuard:
         ]
         if _inside(path, self.private) or any(_inside(path, made) for made in own):
             return directory
-        if str(directory) not in self.redirected:
-            self.redirected.append(str(directory))
-        return os.path.join(self.private, "saved", path.lstrip(os.sep))
+        self._note(str(directory))
+        return self._counterpart(path)
 
     def _savers(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         import huggingface_hub
@@ -151,7 +181,16 @@ class WriteGuard:
             (huggingface_hub.HfApi, "create_commit", _refusing),
             (torch, "save", functools.partial(self._checking, position=1)),
             (safetensors.torch, "save_file", functools.partial(self._checking, position=1)),
+            (builtins, "open", self._opening),
+            (io, "open", self._opening),
         ]
+
+    def _opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            return function(self._led(file, mode), mode, *args, **kwargs)
+
+        return opened
 
     def _redirecting(self, save: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(save)
@@ -166,9 +205,15 @@ class WriteGuard:
     def _checking(self, save: Callable[..., Any], *, position: int) -> Callable[..., Any]:
         @functools.wraps(save)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            target = args[position] if len(args) > position else kwargs.get("f", kwargs.get("filename"))
+            name = next((n for n in ("f", "filename") if n in kwargs), "f")
+            target = args[position] if len(args) > position else kwargs.get(name)
             if isinstance(target, str | os.PathLike):
+                target = self._led(target, "w")
                 self._check(os.path.realpath(target))
+                if len(args) > position:
+                    args = (*args[:position], target, *args[position + 1 :])
+                else:
+                    kwargs[name] = target
             return save(*args, **kwargs)
 
         return checked

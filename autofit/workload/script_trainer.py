@@ -72,7 +72,7 @@ def silence(trainer: Trainer) -> None:
     """Take out the callbacks that print, report to trackers, or need evaluations to decide when to stop."""
     for callback in list(trainer.callback_handler.callbacks):
         silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
-        if silent or type(callback).__module__.startswith(REPORTERS):
+        if silent or any(cls.__module__.startswith(REPORTERS) for cls in type(callback).__mro__):
             trainer.remove_callback(callback)
 
 

@@ -1,7 +1,9 @@
-"""What is around a live model: Trainer class, callbacks, processing class and the arguments that are kept. Records made in other surroundings must not mix."""
+"""What is around a live model: Trainer class, collator, callbacks, processing class and the arguments that are kept. Records made in other surroundings
+must not mix."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,16 +20,29 @@ def training_facts(extra: Mapping[str, Any]) -> dict[str, str]:
     """`training`, a label and a digest of what the user put around the model; empty where there is nothing.
 
     Args:
-        extra: the live objects beside model, data and collator.
+        extra: the live objects beside model and data.
     """
+    collator = extra.get("data_collator")
     named = [extra.get("trainer_cls"), *(extra.get("callbacks") or ()), extra.get("processing_class")]
     names = [_class_name(thing) for thing in named if thing is not None]
     arguments = {k: v for k, v in (extra.get("arguments") or {}).items() if not k.startswith(NOT_MEASURED)}
     further = extra.get("trainer_arguments") or {}
-    if not names and not arguments and not further:
+    if not names and not arguments and not further and collator is None:
         return {}
     label = ", ".join(name.rpartition(".")[2] for name in names) or "Trainer"
-    return {"training": f"{label} {digest_of([names, _told(arguments), _told(further)])}"}
+    own = [] if collator is None else [_collator(collator)]
+    return {"training": f"{label} {digest_of([names, _told(arguments), _told(further), *own])}"}
+
+
+def _collator(collator: Any) -> Any:
+    """What a collator does, as far as its code and its plain attributes say: it decides the length of every batch."""
+    if isinstance(collator, functools.partial):
+        return [_collator(collator.func), _told(list(collator.args)), _told(collator.keywords)]
+    code = getattr(collator, "__code__", None)
+    if code is not None:
+        constants = [value for value in code.co_consts if _told(value) == value]
+        return [collator.__qualname__, code.co_code.hex(), constants, list(code.co_names)]
+    return [_class_name(collator), _told(getattr(collator, "__dict__", {}))]
 
 
 def _class_name(thing: Any) -> str:

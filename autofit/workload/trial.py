@@ -30,9 +30,10 @@ from autofit.workload.data.feed import (
 )
 from autofit.workload.effects import EffectWitness
 from autofit.workload.evaluation import evaluate
-from autofit.workload.knobs import KnobWitness
+from autofit.workload.knobs import KnobWitness, weight_dtype
 from autofit.workload.limits import MemoryMeter, meter_for
 from autofit.workload.loader import LoaderWatch
+from autofit.workload.objects import load_objects
 from autofit.workload.script import Training, run_script
 from autofit.workload.script_arguments import NEEDS_EVALUATION
 from autofit.workload.script_guard import TrainingStopped
@@ -49,6 +50,7 @@ from autofit.workload.token_count import tokens_per_sample
 from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
 MAX_STEPS = 100_000
+LIBRARIES = ("transformers.", "trl.")  #: their Trainers make the optimizer that `optim` names
 
 
 def answer_trial(payload: dict[str, Any], channel: Channel) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         )
         trainer = make_trainer(subject, arguments, request)
         effects = EffectWitness(trainer, request.config)
-        witness = KnobWitness(subject.model, order.device, effects=effects)
+        witness = KnobWitness(subject.model, order.device, own_optimizer=ignores_optim(trainer), effects=effects)
         loader = LoaderWatch(trainer, rows=rows_of(trainer) if subject.user_data else None, user_data=subject.user_data)
         feed = feed_of(trainer, request.config, user_data=subject.user_data)
         clock = attached_clock(trainer, feed, request, channel, meter, effects)
@@ -84,7 +86,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         if not clock.samples.micro:
             raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed)
+    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed, loader)
 
 
 def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
@@ -111,7 +113,8 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
         if clock.steps < 2 or not clock.samples.micro:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-        measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed))
+        facts["weight_dtype"] = weight_dtype(training.model)
+        measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed, loader))
 
     channel.enter("script")
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
@@ -186,6 +189,24 @@ def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialR
     return trainer
 
 
+def makes_own_optimizer(workload: Workload, *, cpu: bool) -> bool:
+    """Whether the Trainer of the live objects makes its own optimizer, whatever `optim` says; it is built to find out where only that tells."""
+    objects = load_objects(workload.objects_path) if workload.objects_path is not None else None
+    extra = {} if objects is None else objects.extra
+    given = extra.get("trainer_arguments") or {}
+    if (given.get("optimizers") or (None, None))[0] is not None or given.get("optimizer_cls_and_kwargs") is not None:
+        return True
+    create = getattr(extra.get("trainer_cls"), "create_optimizer", Trainer.create_optimizer)
+    if create is Trainer.create_optimizer or create.__module__.startswith(LIBRARIES):
+        return False
+    config = TrialConfig(per_device_train_batch_size=1)
+    subject = load_subject(workload, config, device="cpu")
+    with tempfile.TemporaryDirectory(prefix="autofit-", dir=os.environ.get(SCRATCH)) as directory:
+        request = TrialRequest(config=config)
+        arguments = trial_arguments(subject.base_arguments, request, output_dir=directory, cpu=cpu, cls=subject.arguments_cls)
+        return ignores_optim(make_trainer(subject, arguments, request))
+
+
 def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict[str, Any]:
     """What an evaluation after the last step says, under its own name; empty where none was ordered."""
     if not request.evaluate:
@@ -244,8 +265,10 @@ def _measurement(
     config: TrialConfig,
     more: Mapping[str, Any],
     feed: DataFeed,
+    loader: LoaderWatch,
 ) -> Measurement:
     facts: dict[str, Any] = {**more, **witness.facts(trainer, config, built_here=built_here), **meter.facts()}
+    facts["asked"]["per_device_train_batch_size"], facts["seen"]["per_device_train_batch_size"] = loader.batch_size()
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),

@@ -19,6 +19,7 @@ from autofit.adaptation import peft_config_json
 from autofit.arguments import CHECKPOINTING_NAMES
 from autofit.workload.digests import digest_of, json_able
 
+MISSING = type(dataclasses.MISSING)  #: by class: that of a class which travelled by cloudpickle is another object
 #: fields that a class may settle in `__post_init__`
 SETTLED = ("bf16", "fp16", "tf32", "optim", "per_device_train_batch_size", *CHECKPOINTING_NAMES)
 
@@ -29,8 +30,8 @@ def argument_defaults(cls: type[TrainingArguments] = TrainingArguments) -> dict[
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        value = field.default if field.default is not dataclasses.MISSING else None
-        if field.default_factory is not dataclasses.MISSING:
+        value = None if isinstance(field.default, MISSING) else field.default
+        if callable(field.default_factory):
             value = field.default_factory()
         defaults[field.name] = value.value if isinstance(value, Enum) else value
     return defaults

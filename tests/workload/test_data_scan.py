@@ -55,7 +55,7 @@ class Stream(IterableDataset[Any]):
         ({"input_ids": torch.ones(5, dtype=torch.int64), "labels": torch.tensor(1)}, (5, 0, "tokens")),
         ({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, (3, 0, "tokens")),
         ({"input_ids": [1, 2, 3], "labels": [1, 2, 3, 4, 5]}, (3, 5, "tokens")),
-        ({"input_ids": [1, 2, 3], "length": 30}, (30, 0, "tokens")),
+        ({"input_ids": [1, 2, 3], "length": 30}, (3, 0, "tokens")),
         ({"attention_mask": [1, 1]}, (2, 0, "tokens")),
         ({"input_values": np.zeros(1600, dtype=np.float32), "labels": [3, 4]}, (1600, 2, "samples of audio")),
         ({"input_features": np.zeros((80, 300)), "labels": [1] * 7}, (300, 7, "elements")),
@@ -91,12 +91,15 @@ def test_every_kind_of_dataset_gives_the_same_lengths(kind: str) -> None:
     assert not found.targets.any()
 
 
-def test_targets_and_a_column_of_lengths_are_read_from_arrow() -> None:
+def test_targets_are_read_from_arrow_and_a_column_of_lengths_where_rows_have_none() -> None:
     rows = datasets.Dataset.from_list([{"input_ids": ids, "labels": [1] * 3, "size": 10 * len(ids)} for ids in IDS])
     found = lengths_of(rows, length_column="size")
     assert found is not None
-    assert found.inputs.tolist() == [10 * n for n in LENGTHS]
+    assert found.inputs.tolist() == LENGTHS, "whatever a column says: the rows are what a batch is made of"
     assert found.targets.tolist() == [3] * 4
+    found = lengths_of(rows.remove_columns("input_ids"), length_column="size")
+    assert found is not None
+    assert found.inputs.tolist() == [10 * n for n in LENGTHS]
 
 
 def test_a_slow_dataset_is_looked_at_in_part() -> None:

@@ -32,7 +32,7 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
         "data": {
             "source": "train_dataset",
             "uneven": lengths.uneven,
-            "digest": _digest(lengths) if lengths.uneven else None,
+            "digest": _digest(lengths),
             "lengths": lengths.summary().to_json(),
         }
     }

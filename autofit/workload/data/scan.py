@@ -31,7 +31,7 @@ def lengths_of(
 
     Args:
         dataset: what the Trainer gets.
-        length_column: `TrainingArguments.length_column_name`.
+        length_column: `TrainingArguments.length_column_name`, which counts where rows hold nothing that has a length.
         most_seconds: after which the scan of single rows ends; rows are looked at in random order, so that a part stands for the whole.
         what: which dataset it is, for messages, and so that lengths are not kept for another.
 
@@ -77,8 +77,7 @@ def length_of_row(row: Any, length_column: str = LENGTH) -> tuple[int, int, str]
         unit = next((name for name in INPUTS if row.get(name) is not None), None)
         if unit is not None:
             target = _target(row, unit)
-            own = row.get(length_column)
-            return int(own) if isinstance(own, int) else _length(row[unit]), target, INPUTS[unit]
+            return _length(row[unit]), target, INPUTS[unit]
         if isinstance(row.get(length_column), int):
             return int(row[length_column]), 0, "tokens"
         texts = [value for value in row.values() if isinstance(value, str)]
@@ -124,10 +123,10 @@ def _by_column(dataset: Any, length_column: str) -> Lengths | None:
         return None
     table, names = dataset.data, dataset.column_names
     name = next((n for n in INPUTS if n in names and _is_list(table, n)), None)
-    if length_column in names and pa.types.is_integer(table.column(length_column).type):
-        inputs = table.column(length_column)
-    elif name is not None:
+    if name is not None:
         inputs = pc.list_value_length(table.column(name))
+    elif length_column in names and pa.types.is_integer(table.column(length_column).type):
+        inputs = table.column(length_column)
     else:
         return None
     lengths = _numbers(inputs)
