@@ -37,7 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     trylast=True
 )  # after -m and -k have taken out what will not run: torch is imported only for what is left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is no CUDA device, and say why."""
+    """Skip tests marked `gpu` where there is no CUDA device, and say why. Files with slow tests come first, so that no process is left with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     reason = _why_no_cuda() if marked else None
     if reason is not None:

@@ -163,3 +163,25 @@ def test_without_a_prediction_or_a_counter_there_is_no_error() -> None:
     memory = replace(bare.measurement.memory, peak_reserved_bytes=None)
     without = replace(bare, measurement=replace(bare.measurement, memory=memory))
     assert advisories.prediction_error(without) is None
+
+
+@pytest.mark.parametrize(("rows", "said"), [(10, ["few_rows"]), (64, []), (None, [])])
+def test_less_data_than_one_step_takes_is_said(rows: int | None, said: list[str]) -> None:
+    facts = {"loader": {"rows": rows, "user_data": True}}
+    assert one_line(of_winner(make_record(0, CONFIG, 100.0, facts=facts))) == said
+
+
+def test_weights_that_the_users_code_stores_in_16_bit_change_the_mathematics() -> None:
+    half, whole = make_config(8, precision=Precision.BF16), make_config(8)
+    records = [
+        make_record(0, half, 200.0, facts={"weight_dtype": "bfloat16"}),
+        make_record(1, whole, 100.0, facts={"weight_dtype": "float32"}),
+    ]
+    result = replace(make_result(records), model={"weights_dtype": "float32"})
+    assert result.changes(whole) == ()
+    assert "stored the weights in bfloat16" in result.changes(half)[0]
+    (warning,) = advisories.of_numerics(result)
+    assert one_line([warning]) == ["other_optimizer"]
+    assert "float32" in str(warning.next_step)
+    assert whole.label() in warning.message
+    assert replace(result, model={"weights_dtype": "bfloat16"}).changes(half) == ()

@@ -115,6 +115,35 @@ class Loud(TrainerCallback):
         self._ending.write_text("the training has ended")
 
 
+class Descending(Trainer):
+    """Makes its own optimizer, whatever `optim` says."""
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        assert self.model is not None
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        return self.optimizer
+
+
+def of_its_own(kind: str, model: BertForSequenceClassification) -> dict[str, Any]:
+    if kind == "class":
+        return {"trainer_cls": Descending}
+    if kind == "object":
+        return {"trainer_kwargs": {"optimizers": (torch.optim.AdamW(model.parameters(), lr=1e-3), None)}}
+    return {"trainer_kwargs": {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.1})}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["class", "object", "named"])
+def test_an_optimizer_of_its_own_is_kept_and_optim_is_not_searched(kind: str) -> None:
+    model = BertForSequenceClassification(TINY)
+    free = {k: v for k, v in SEARCH_ONLY.items() if k != "optim"}
+    result = tune(model, **free, train_dataset=TokenRows(64), **of_its_own(kind, model))
+    assert {record.config.optim for record in result.trials} == {"adamw_torch_fused"}
+    assert any("makes its own optimizer" in warning.message for warning in result.warnings)
+    with refused("the Trainer makes its own optimizer: optim has no effect"):
+        tune(model, **SEARCH_ONLY, train_dataset=TokenRows(64), **of_its_own(kind, model))
+
+
 @pytest.mark.slow
 def test_all_of_it_reaches_the_trainer_and_nothing_of_it_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, work = tmp_path / "out", tmp_path / "work"

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autofit.workload.evaluation import data_label, evaluate, longest_rows, nested_bytes
+from autofit.protocol import SCRATCH
+from autofit.workload.evaluation import data_label, evaluate, first_rows, longest_rows, nested_bytes
 from tests.refusals import refused
 
 LENGTHS = [3, 9, 1, 7, 9, 2]
@@ -32,6 +33,21 @@ def test_the_longest_rows_come_first(make: Any) -> None:
     assert longest == 9
     everything, _ = longest_rows(make(), 100)
     assert len(everything) == len(ROWS)
+
+
+def test_sets_of_one_size_are_told_apart_where_lengths_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    sets = {name: [{"input_ids": [1] * n} for n in lengths] for name, lengths in {"a": [1, 2], "b": [9, 3]}.items()}
+    longest = {name: longest_rows(data, 1, name=name)[1] for name, data in sets.items()}
+    assert longest == {"a": 2, "b": 9}
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, lambda: datasets.Dataset.from_list(ROWS)], ids=["list", "table"])
+def test_the_first_rows_are_the_first_of_each_set(make: Any) -> None:
+    found = first_rows({"one": make(), "two": Stream()}, 2)
+    assert [len(found["one"][i]["input_ids"]) for i in range(len(found["one"]))] == LENGTHS[:2]
+    assert list(found["two"]) == ROWS[:2]
+    assert len(first_rows(make(), 100)) == len(ROWS)
 
 
 def test_a_stream_gives_its_first_rows() -> None:

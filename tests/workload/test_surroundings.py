@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -51,3 +54,35 @@ def test_objects_count_by_their_class_so_that_every_process_says_the_same() -> N
 
     assert one(Callback()) == one(Callback) == one(Callback())
     assert one(Callback())["training"].startswith("Callback ")
+
+
+class Padded:
+    """A collator with a length of its own."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.tokenizer = length, object()
+
+
+def pad(rows: Any, length: int) -> Any:
+    return rows, length
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Padded(16), Padded(512)),
+        (functools.partial(pad, length=16), functools.partial(pad, length=512)),
+        (lambda rows: (rows, 16), lambda rows: (rows, 512)),
+        (Padded(16), pad),
+    ],
+)
+def test_a_collator_decides_how_long_batches_are(one: Any, other: Any) -> None:
+    told = [training_facts({"data_collator": collator}) for collator in (one, other)]
+    assert told[0] != told[1]
+    assert training_facts({"data_collator": one}) == told[0] != {}
+
+
+def test_a_collator_is_the_same_in_every_process() -> None:
+    source = "import tests.workload.test_surroundings as t; print(t.training_facts({'data_collator': t.Padded(16)}))"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == str(training_facts({"data_collator": Padded(16)}))

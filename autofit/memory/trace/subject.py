@@ -192,7 +192,12 @@ def trainer_of(request: TraceRequest) -> tuple[type[Trainer], dict[str, Any]] | 
     cls = extra.get("trainer_cls")
     if cls is not None and any(base.__module__.startswith("trl.") for base in cls.__mro__):
         raise TraceUnavailable("TRL's Trainers prepare data and loss in their own way: their memory is learned from trials")
-    return None if cls is None or cls is Trainer else (cls, dict(extra.get("trainer_arguments") or {}))
+    given = dict(extra.get("trainer_arguments") or {})
+    if (given.get("optimizers") or (None,))[0] is not None:
+        raise TraceUnavailable("the optimizer is an object of its own, whose parameters are not those of a trace")
+    if given.get("optimizer_cls_and_kwargs") is not None:
+        return cls or Trainer, given
+    return None if cls is None or cls is Trainer else (cls, given)
 
 
 def _extra(resolved: models.ResolvedModel) -> dict[str, Any]:
