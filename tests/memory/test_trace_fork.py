@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -51,3 +52,20 @@ def test_a_copy_that_is_killed_takes_only_its_own_items_along() -> None:
 def test_a_bug_stays_an_exception(workers: int) -> None:
     with pytest.raises((ZeroDivisionError, RuntimeError), match="a bug"):
         outcomes(_square, [1, 6], workers=workers)
+
+
+def _large_with_time(number: int) -> tuple[float, float, bytes]:
+    begin = time.monotonic()
+    time.sleep(0.5)
+    return begin, time.monotonic(), bytes(1 << 20)
+
+
+def test_copies_work_at_the_same_time_however_large_their_results_are() -> None:
+    """A pipe holds 64 KiB: a copy whose results are not read would wait after its first."""
+    import torch  # so that copies need not
+
+    assert torch.get_num_threads() > 0
+    found = outcomes(_large_with_time, [0, 1, 2, 3], workers=2)
+    spans = [outcome[:2] for outcome in found if isinstance(outcome, tuple)]
+    later = (spans[2], spans[3])
+    assert max(begin for begin, _ in later) < min(end for _, end in later), "both had begun their second before either ended it"

@@ -14,6 +14,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from autofit.errors import AutofitError
@@ -38,9 +39,12 @@ def outcomes(function: Callable[[A], R], items: Sequence[A], *, workers: int) ->
     shares = [list(range(first, len(items), workers)) for first in range(min(workers, len(items)))]
     children = [_start(function, [items[i] for i in share]) for share in shares]
     found: list[Any] = [None] * len(items)
-    for share, (pid, pipe) in zip(shares, children):
-        for i, outcome in zip(share, _collect(pid, pipe, len(share))):
-            found[i] = outcome
+    # All pipes at a time: a copy whose results nobody reads stands still as soon as they fill its pipe.
+    with ThreadPoolExecutor(len(children)) as readers:
+        reading = [readers.submit(_collect, *child, len(share)) for share, child in zip(shares, children)]
+        for share, read in zip(shares, reading):
+            for i, outcome in zip(share, read.result()):
+                found[i] = outcome
     for outcome in found:
         if isinstance(outcome, BaseException) and not isinstance(outcome, AutofitError):
             raise outcome
