@@ -17,6 +17,7 @@ from autofit.memory.roofline import Roof, StepSeconds
 from autofit.predict import MemoryForecast
 
 OVER, SPARE = 1.03, 0.93
+FAR = 1.5  #: times the limit: beyond it nobody asks how much the allocator could give back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,13 @@ class TracedForecast:
             return None
         law, batch = found.laws.memory, config.per_device_train_batch_size
         room = self.limit_bytes - self.context_bytes
-        peaks = law.predict(batch)
-        likely = peaks.peak_reserved_bytes
-        if likely > room and self.releases:
+        allocated, likely = law.peak_allocated_bytes(batch), law.peak_reserved_bytes(batch)
+        least = likely
+        if self.releases and likely / SPARE > room and allocated < FAR * room:
             # Short of memory the allocator gives back what it can: less than it would like to hold may do.
-            likely = max(peaks.min_capacity_bytes, min(likely, room))
-        low = min(int(peaks.peak_allocated_bytes / OVER), likely)
-        least = peaks.min_capacity_bytes if self.releases else peaks.peak_reserved_bytes
+            least = law.min_capacity_bytes(batch)
+            likely = max(least, min(likely, room))
+        low = min(int(allocated / OVER), likely)
         high = max(int(least / SPARE), likely)
         return MemoryForecast(
             low_bytes=self.context_bytes + low,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import UserError, WorkerError
 from autofit.forecast import TracedForecast
-from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, uneven
+from autofit.laws import Ask, Setting, collect, law_class, uneven
 from autofit.memory.trace.request import OUT_OF_PATIENCE
 from autofit.space import Space
 from autofit.spec import Workload
@@ -50,13 +49,18 @@ def predictor_for(
         ask: sends an estimate request to a child.
         say: told what is not predicted, and why.
         releases: whether the allocator may give back what it can when short of memory (a replayed one cannot).
-        patience_seconds: no further class is traced after this time; what was traced is kept for the next search.
+        patience_seconds: no further trace begins after this time; what was traced is kept for the next search.
     """
     capability = capability_of(device)
     if capability is None or "digest" not in facts:
         return None
     setting = Setting(workload=workload, facts=facts, compute_capability=capability, padded=uneven(facts))
-    laws = _collected(setting, class_representatives(setting, space), ask, say, patience_seconds)
+    wanted = class_representatives(setting, space)
+    try:
+        laws = collect(setting, wanted, ask, workers=_workers(), patience_seconds=patience_seconds)
+    except (UserError, WorkerError) as error:
+        say(f"memory is not predicted: {error.message}; it is learned from the trials")
+        return None
     late = sum(found.late for found in laws.values())
     if late:
         say(f"memory of {late} of {len(laws)} classes is not predicted: {OUT_OF_PATIENCE} {patience_seconds:.0f} s")
@@ -76,26 +80,6 @@ def predictor_for(
         )
 
     return predictor
-
-
-def _collected(
-    setting: Setting,
-    configs: list[TrialConfig],
-    ask: Ask,
-    say: Callable[[str], None],
-    patience_seconds: float,
-) -> dict[str, ClassLaws]:
-    """Laws of as many classes as patience allows: of those that many batches share, then of the others."""
-    begin, found = time.monotonic(), dict[str, ClassLaws]()
-    for whole in (False, True):
-        part = [config for config in configs if (config.gradient_accumulation_steps == 1) == whole]
-        left = patience_seconds - (time.monotonic() - begin)
-        try:
-            found |= collect(setting, part, ask, workers=_workers(), patience_seconds=left)
-        except (UserError, WorkerError) as error:
-            say(f"memory is not predicted: {error.message}; it is learned from the trials")
-            break
-    return found
 
 
 def class_representatives(setting: Setting, space: Space) -> list[TrialConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,11 @@ def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, obser
     limit = memory_limit(spec, scene.device, stored, ceiling_bytes=scene.ceiling_bytes)
     for removal in scene.space.removals:
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
+    begin = time.monotonic()
     forecast = scene.predictor(limit) if scene.predictor is not None else None
     study = _study(scene, spec, study_path, limit, forecast)
+    if forecast is not None:  # the sampler has asked it for every configuration
+        scene = replace(scene, predicting_seconds=scene.predicting_seconds + time.monotonic() - begin)
     if isinstance(observer, Timekeeper):
         observer.spent(scene.predicting_seconds)
         observer.earlier(study.records)

@@ -70,9 +70,17 @@ def test_one_configuration_per_class_is_traced_those_of_many_batches_and_the_pla
 
 
 def test_a_replayed_allocator_gives_nothing_back() -> None:
-    live, replayed = _predict(Child(), [])(2 * GIB), _predict(Child(), [], releases=False)(2 * GIB)
-    assert (live.releases, replayed.releases) == (True, False)
-    highs = [(a.high_bytes, b.high_bytes) for c in SPACE.configs if (a := live.needed(c)) and (b := replayed.needed(c))]
+    predict, without = _predict(Child(), []), _predict(Child(), [], releases=False)
+    highs = []
+    for config in SPACE.configs:
+        alone = without(2 * GIB).needed(config)
+        assert alone is not None
+        live, replayed = predict(alone.bytes), without(alone.bytes)  # where it just fits as it is
+        assert (live.releases, replayed.releases) == (True, False)
+        one, other = live.needed(config), replayed.needed(config)
+        assert one is not None
+        assert other is not None
+        highs.append((one.high_bytes, other.high_bytes))
     assert all(a <= b for a, b in highs)
     assert any(a < b for a, b in highs)
 

@@ -124,20 +124,31 @@ class MemoryLaw:
 
     def predict(self, batch: int, *, expandable: bool = False) -> Peaks:
         """Peaks at `batch` (>= 1) without the context; none of them falls as the batch grows."""
-        capacity = self._envelope("capacity", expandable)
         return Peaks(
-            peak_allocated_bytes=self._envelope("allocated", expandable).at(batch),
-            peak_reserved_bytes=self._envelope("reserved", expandable).at(batch),
-            min_capacity_bytes=capacity.at(batch),
+            peak_allocated_bytes=self.peak_allocated_bytes(batch, expandable=expandable),
+            peak_reserved_bytes=self.peak_reserved_bytes(batch, expandable=expandable),
+            min_capacity_bytes=self.min_capacity_bytes(batch, expandable=expandable),
         )
+
+    def peak_allocated_bytes(self, batch: int, *, expandable: bool = False) -> int:
+        """That of `predict`, for one replay."""
+        return self._envelope("allocated", expandable).at(batch)
+
+    def peak_reserved_bytes(self, batch: int, *, expandable: bool = False) -> int:
+        """That of `predict`, for one replay."""
+        return self._envelope("reserved", expandable).at(batch)
+
+    def min_capacity_bytes(self, batch: int, *, expandable: bool = False) -> int:
+        """That of `predict`, for some ten replays; between the other two."""
+        return self._envelope("capacity", expandable).at(batch)
 
     def fits(self, batch: int, capacity_bytes: int, *, expandable: bool = False) -> bool:
         """Whether `predict(batch).min_capacity_bytes` is at most `capacity_bytes`, at the least cost."""
-        if self._envelope("allocated", expandable).at(batch) > capacity_bytes:
+        if self.peak_allocated_bytes(batch, expandable=expandable) > capacity_bytes:
             return False
-        if self._envelope("reserved", expandable).at(batch) <= capacity_bytes:
+        if self.peak_reserved_bytes(batch, expandable=expandable) <= capacity_bytes:
             return True
-        return self._envelope("capacity", expandable).at(batch) <= capacity_bytes
+        return self.min_capacity_bytes(batch, expandable=expandable) <= capacity_bytes
 
     def max_batch(self, capacity_bytes: int, *, expandable: bool = False, limit: int = MAX_BATCH) -> int:
         """Largest batch up to `limit` that fits in `capacity_bytes` (context not counted); 0 when none does."""
