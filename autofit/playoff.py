@@ -7,14 +7,15 @@ and pairs (Bonferroni), so that equal configurations are declared tied at least 
 as long as what moves a whole run moves its neighbours in the round alike.
 The variance of a difference joins what the rounds show with what the samples within each run say, as four more rounds.
 
-Tied configurations are as good as each other; the one with the lowest memory wins.
+Tied configurations are as good as each other: those that leave the mathematics of training as it is come before those that do not, and of these the
+one with the lowest memory wins.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autofit.config import TrialConfig
@@ -35,7 +36,7 @@ class Verdict:
 
     Attributes:
         winner: who wins if it ends now.
-        tied: not separated from the fastest, the winner included, least memory first.
+        tied: not separated from the fastest, the winner first.
         next_round: in which order to run next; empty when it is over.
     """
 
@@ -75,12 +76,15 @@ class Gap:
     half: float
 
 
-def decide(records: Sequence[TrialRecord], *, tolerance: float) -> Verdict:
+def decide(
+    records: Sequence[TrialRecord], *, tolerance: float, keeps: Callable[[TrialConfig], bool] | None = None
+) -> Verdict:
     """Return who wins, who is tied, and what to run next.
 
     Args:
         records: all trials of the search and of the play-off so far; at least one configuration must be feasible.
         tolerance: relative speed difference that does not matter: a tie is settled once no larger difference is in doubt.
+        keeps: whether a configuration leaves the mathematics of training as it is; None = all do.
 
     Raises:
         ValueError: no configuration completed.
@@ -89,7 +93,10 @@ def decide(records: Sequence[TrialRecord], *, tolerance: float) -> Verdict:
     if not leaders:
         raise ValueError("no configuration completed")
     survivors, looks = _after_looks(leaders)
-    tied = sorted(survivors, key=lambda leader: (leader.needed_bytes, -leader.log_speed))
+    tied = sorted(
+        survivors,
+        key=lambda one: (keeps is not None and not keeps(one.config), one.needed_bytes, -one.log_speed),
+    )
     over = (
         len(survivors) == 1
         or looks == len(LOOKS)
@@ -109,7 +116,7 @@ def decide(records: Sequence[TrialRecord], *, tolerance: float) -> Verdict:
 
 
 def _settle(tied: Sequence[Leader], tolerance: float) -> Verdict:
-    """The least memory wins among those that are also in their means as fast as the fastest, but for the tolerance: noise can keep
+    """The first of `tied` wins among those that are also in their means as fast as the fastest, but for the tolerance: noise can keep
     configurations together that differ by more than a user would give for memory."""
     fastest = max(tied, key=lambda leader: leader.log_speed)
     winner = next(one for one in tied if fastest.log_speed - one.log_speed <= math.log1p(tolerance))

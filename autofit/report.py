@@ -166,7 +166,7 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
         others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
         facts.append(
-            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise; the winner needs the least memory of those as fast in the mean."
+            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise. {_why_first(result)}"
         )
     facts += after_lines(result)
     checked = checked_sentence(result.soundness, result.best.config.precision)
@@ -175,6 +175,13 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
     if result.warnings:
         facts.append(f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}: see below.")
     return [line for fact in facts for line in wrapped(fact, width)]
+
+
+def _why_first(result: TuneResult) -> str:
+    """What decided a tie."""
+    if any(result.changes(one.config) for one in result.tied) and not result.changes(result.best.config):
+        return "Of those as fast in the mean the winner leaves the mathematics of training as it is, and needs the least memory."
+    return "The winner needs the least memory of those as fast in the mean."
 
 
 def _tied(result: TuneResult, index: int) -> str:

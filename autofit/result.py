@@ -48,7 +48,8 @@ class TuneResult:
     Attributes:
         best: the winner.
         confirmed: whether it ran at full accumulation and longest length.
-        tied: configurations that are not slower beyond the noise, with their estimates; the winner needs the least memory of those as fast in the mean.
+        tied: configurations that are not slower beyond the noise, with their estimates; of those as fast in the mean the winner
+            keeps the mathematics of training, if any does, and needs the least memory.
         baselines: `defaults` and `hand_recipe`.
         speedup: ratio of throughput over each baseline; None where the baseline has none.
         spec, device, software: under which conditions.

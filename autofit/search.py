@@ -47,6 +47,7 @@ class Search:
         memory: predicts memory; None = nothing is predicted.
         observer: who watches.
         check: asked of the winner (its records, the seconds left) why its precision is unsound; None = nothing is checked.
+        keeps: whether a configuration leaves the mathematics of training as it is, which decides ties; None = all do.
         clock: monotonic seconds (tests replace it).
     """
 
@@ -60,9 +61,11 @@ class Search:
         memory: MemoryModel | None = None,
         observer: Observer | None = None,
         check: Check | None = None,
+        keeps: Callable[[TrialConfig], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._terms, self._space, self._study, self._check = terms, space, study, check
+        self._terms, self._space, self._study = terms, space, study
+        self._check, self._keeps = check, keeps
         self._budget = Budget(terms, clock)
         self._eligible = Eligibility(
             space,
@@ -228,9 +231,9 @@ class Search:
         """Where the play-off stands; when all have failed in it, what the search's own runs say."""
         records = self._candidates
         if playoff.find_leaders(records):
-            return playoff.decide(records, tolerance=self._terms.tolerance)
+            return playoff.decide(records, tolerance=self._terms.tolerance, keeps=self._keeps)
         others = [r for r in records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
-        return replace(playoff.decide(others, tolerance=self._terms.tolerance), next_round=())
+        return replace(playoff.decide(others, tolerance=self._terms.tolerance, keeps=self._keeps), next_round=())
 
     def _confirm(self) -> None:
         """Run the winner at full accumulation and longest length; one that does not fit makes place for the next."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.assemble import assemble
+from autofit.config import TrialConfig
 from autofit.epilogue import Epilogue, play
+from autofit.numerics import changes
 from autofit.observer import Observer, Timekeeper
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS
 from autofit.result import TuneResult, Warning
@@ -68,12 +70,24 @@ def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, obser
         memory=forecast,
         observer=observer,
         check=check,
+        keeps=lambda config: not _changes(scene, spec, config),
     )
     epilogue = play(
         search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
     )
     result = _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check)
     return result if as_it_is is None else with_as_it_is(result, as_it_is)
+
+
+def _changes(scene: Scene, spec: SearchSpec, config: TrialConfig) -> tuple[str, ...]:
+    """How a configuration changes the mathematics of the user's training; as `TuneResult.changes`, before there is a result."""
+    model = scene.facts.get("model") or {}
+    return changes(
+        config,
+        reference=reference_optim(spec, scene.facts),
+        weights_dtype=model.get("weights_dtype"),
+        adapter=model.get("adapter") is not None,
+    )
 
 
 def _study(

@@ -162,3 +162,22 @@ def test_what_the_confirmation_takes_does_not_change_the_winner() -> None:
     assert decide(records, tolerance=0.01).winner == one
     records.append(make_record(99, one, 1000.0, needed_bytes=2 * GIB, role=Role.CONFIRMATION))
     assert decide(records, tolerance=0.01).winner == one
+
+
+def test_of_configurations_as_fast_as_each_other_those_that_keep_the_mathematics_come_first() -> None:
+    plain, lossy = make_config(8), make_config(8, optim="adafactor")
+    records = [make_record(0, plain, 1000.0, needed_bytes=9 * GIB), make_record(1, lossy, 1000.0, needed_bytes=8 * GIB)]
+    records += [
+        make_record(2 + n, config, 1000.0, needed_bytes=(9 - n % 2) * GIB, role=Role.PLAYOFF)
+        for n, config in enumerate((plain, lossy) * LOOKS[-1])
+    ]
+    assert decide(records, tolerance=0.01).winner == lossy, "the lower memory, where nothing else is known"
+    verdict = decide(records, tolerance=0.01, keeps=lambda config: config.optim != "adafactor")
+    assert verdict.winner == plain
+    assert verdict.tied == (plain, lossy)
+
+
+def test_a_faster_configuration_is_not_given_up_for_the_mathematics() -> None:
+    plain, lossy = make_config(8), make_config(8, optim="adafactor")
+    records = [make_record(0, plain, 900.0, jitter=0.001), make_record(1, lossy, 1000.0, jitter=0.001)]
+    assert decide(records, tolerance=0.01, keeps=lambda config: config == plain).winner == lossy

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autofit.cli.options import CHECKPOINTING, Names, Size, workload_of, workload_options
+from autofit.cli.sections import SectionedCommand
 from autofit.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from autofit.target import Target
 
 
-@click.command("estimate", short_help="Predict peak memory, for any card, without a GPU.")
+@click.command("estimate", cls=SectionedCommand, short_help="Predict peak memory, for any card, without a GPU.")
 @workload_options
 @click.option("--batch-size", type=int, metavar="N", help="Per-device batch; 8 when left out.")
 @click.option(

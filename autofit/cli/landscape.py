@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from autofit.cli.options import Duration, space_options, spec_of, workload_of, workload_options
+from autofit.cli.sections import SectionedCommand
 
 
-@click.command("landscape", short_help="Record an exhaustive grid, to replay searches on.")
+@click.command("landscape", cls=SectionedCommand, short_help="Record an exhaustive grid, to replay searches on.")
 @workload_options
 @space_options
 @click.option(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,10 +16,14 @@ from autofit.cli.options import (
     workload_of,
     workload_options,
 )
+from autofit.cli.sections import SectionedCommand
 from autofit.errors import UserError
 
+if TYPE_CHECKING:
+    from autofit.result import Warning
 
-@click.command("search", short_help="Find the fastest configuration that fits.")
+
+@click.command("search", cls=SectionedCommand, short_help="Find the fastest configuration that fits.")
 @workload_options
 @space_options
 @budget_options
@@ -76,9 +81,16 @@ def command(
         Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds
     ) as observer:
         result = run_search(spec, study=study, observer=observer, landscape=landscape, predict=predict)
+    result = replace(result, warnings=tuple(_named(warning, output) for warning in result.warnings))
     result.save(output)
     render(result, Console())
     click.echo(f"written: {output}", err=True)
+
+
+def _named(warning: Warning, output: str) -> Warning:
+    """The warning, speaking of the file that was written."""
+    step = warning.next_step
+    return warning if step is None else replace(warning, next_step=step.replace("best.json", output))
 
 
 def _same_file(one: str, other: str) -> bool:
