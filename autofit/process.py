@@ -51,7 +51,7 @@ class ProcessRunner:
         self.device = device
         self.context_bytes = context_bytes
         self.fallback_reason: str | None = None
-        self._environment = child_environment(device, os.environ) | _set_by_script(workload)
+        self._environment = child_environment(device, {**os.environ, **_set_by_script(workload)})
         self._directory = Path(tempfile.mkdtemp(prefix="autofit-"))
         self._environment[SCRATCH] = str(self._directory)
         self._cancelled = threading.Event()
