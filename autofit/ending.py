@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from autofit.errors import AutofitError, NothingFits, SearchFailed, UserError
-from autofit.predict import is_memory_failure
+from autofit.predict import dominates, is_memory_failure
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
@@ -83,11 +83,16 @@ def _failed(who: str, failure: Failure) -> SearchFailed:
 
 def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
     """The error where some configurations do not fit and the others fail in the training itself; None where memory alone is the cause."""
-    failed = [r.failure for r in records if r.outcome is Outcome.FAILED and r.failure is not None and r.failure.reason in BROKEN]
+    too_large = [r.config for r in records if is_memory_failure(r)]
+    failed = [
+        r.failure
+        for r in records
+        if r.outcome is Outcome.FAILED and r.failure is not None and r.failure.reason in BROKEN
+        if not any(dominates(r.config, smaller) for smaller in too_large)
+    ]
     if not failed:
         return None
-    large = len({r.config for r in records if is_memory_failure(r)})
-    return _failed(f"no trial completed: {large} did not fit into {format_bytes(limit_bytes)}, {len(failed)} failed", failed[0])
+    return _failed(f"no trial completed: {len(set(too_large))} did not fit into {format_bytes(limit_bytes)}, {len(failed)} failed", failed[0])
 
 
 def nothing_sound(records: Sequence[TrialRecord]) -> SearchFailed | None:

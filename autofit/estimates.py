@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autofit.config import TrialConfig
+from autofit.config import Precision, TrialConfig
 from autofit.measurement import Interval, Memory, pooled_interval
 from autofit.soundness import departed
 from autofit.trial import Outcome, Role, TrialRecord
@@ -134,6 +134,19 @@ def estimates(records: Sequence[TrialRecord]) -> dict[str, Estimate]:
     sound = [r for r in records if r.config.precision not in unsound]
     found = {key: estimate_of(group) for key, group in by_config(sound).items()}
     return {key: estimate for key, estimate in found.items() if estimate is not None}
+
+
+def recast(records: Sequence[TrialRecord], weights_dtype: str | None) -> dict[Precision, str]:
+    """Precision -> dtype in which the user's code stored the weights in its trials, where that is 16 bit and only `pure_bf16` asks for it.
+
+    Args:
+        records: all trials.
+        weights_dtype: of the model as it was described, in fp32.
+    """
+    if weights_dtype != "float32":
+        return {}
+    seen = [(r.config.precision, (r.measurement.facts or {}).get("weight_dtype")) for r in records if r.measurement]
+    return {p: str(dtype) for p, dtype in seen if dtype in ("bfloat16", "float16") and p is not Precision.PURE_BF16}
 
 
 def break_even_hours(search_seconds: float, speedup: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -60,9 +61,10 @@ def predictor_for(
         laws = collect(setting, wanted, ask, workers=_workers(), patience_seconds=patience_seconds)
     except (UserError, WorkerError) as error:
         say(f"memory is not predicted: {error.message}; it is learned from the trials")
-        return None
+        laws = collect(setting, wanted, ask, patience_seconds=0.0)  # what earlier searches traced
+        patience_seconds = math.inf
     late = sum(found.late for found in laws.values())
-    if late:
+    if late and math.isfinite(patience_seconds):
         say(f"memory of {late} of {len(laws)} classes is not predicted: {OUT_OF_PATIENCE} {patience_seconds:.0f} s")
     for reason in sorted({str(found.reason) for found in laws.values() if found.laws is None and not found.late}):
         say(f"memory of some configurations is not predicted: {reason}")

@@ -25,6 +25,7 @@ from autofit.estimates import break_even_hours as break_even_hours
 from autofit.estimates import by_config as by_config
 from autofit.estimates import estimate_of as estimate_of
 from autofit.estimates import estimates as estimates
+from autofit.estimates import recast
 from autofit.evaluation import Evaluation
 from autofit.files import read_json_object, write_json
 from autofit.numerics import changes
@@ -111,10 +112,7 @@ class TuneResult:
     @property
     def recast(self) -> dict[Precision, str]:
         """Precisions in whose trials the user's code stored the weights in 16 bit, which only `pure_bf16` asks for."""
-        if self.model.get("weights_dtype") != "float32":
-            return {}
-        seen = [(r.config.precision, (r.measurement.facts or {}).get("weight_dtype")) for r in self.trials if r.measurement]
-        return {p: str(dtype) for p, dtype in seen if dtype in ("bfloat16", "float16") and p is not Precision.PURE_BF16}
+        return recast(self.trials, self.model.get("weights_dtype"))
 
     @property
     def fastest_kept(self) -> Estimate | None:

@@ -26,7 +26,10 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 _OUTPUT = re.compile(
     r"--?([\w-]*[_-])?(out|outputs?|save|checkpoints?|ckpts?|results?|logs?|logging)([_-]?(dir|directory|path|folder|root))?", re.IGNORECASE
 )
-_SECRET = re.compile(r"--?[\w-]*(token|password|secret|api[_-]?key)", re.IGNORECASE)
+_SECRET = re.compile(
+    r"--?(?!([\w-]*[_-])?(pad|eos|bos|unk|mask|sep|cls|image|video|audio|special|stop|start|end|label)[_-]?token$)[\w-]*(token|password|secret|api[_-]?key)",
+    re.IGNORECASE,
+)
 
 
 def parse_command(words: Sequence[str]) -> tuple[str, ...]:

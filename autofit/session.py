@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.assemble import assemble
 from autofit.config import TrialConfig
 from autofit.epilogue import Epilogue, play
+from autofit.estimates import recast
 from autofit.numerics import changes
 from autofit.observer import Observer, Timekeeper
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS
@@ -20,7 +21,6 @@ from autofit.script_command import without_secrets
 from autofit.search import Search
 from autofit.soundness_check import SoundnessCheck, check_of
 from autofit.spec import SearchSpec, Workload
-from autofit.study_lock import held
 from autofit.terms import Terms
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ def search_in(
         study_path: journal file; None = in memory.
         observer: told of every trial.
     """
-    with held(study_path):
-        return _search(scene, spec, study_path, observer)
-
-
-def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, observer: Observer) -> TuneResult:
     from autofit.journal import stored_identity
 
     stored = stored_identity(study_path) if study_path is not None else None
@@ -70,7 +65,7 @@ def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, obser
         memory=forecast,
         observer=observer,
         check=check,
-        keeps=lambda config: not _changes(scene, spec, config),
+        keeps=lambda config: not _changes(scene, spec, config, study),
     )
     epilogue = play(
         search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
@@ -79,15 +74,16 @@ def _search(scene: Scene, spec: SearchSpec, study_path: str | Path | None, obser
     return result if as_it_is is None else with_as_it_is(result, as_it_is)
 
 
-def _changes(scene: Scene, spec: SearchSpec, config: TrialConfig) -> tuple[str, ...]:
-    """How a configuration changes the mathematics of the user's training; as `TuneResult.changes`, before there is a result."""
+def _changes(scene: Scene, spec: SearchSpec, config: TrialConfig, study: TrialStudy) -> bool:
+    """Whether a configuration changes the mathematics of the user's training; as `TuneResult.changes`, before there is a result."""
     model = scene.facts.get("model") or {}
-    return changes(
+    found = changes(
         config,
         reference=reference_optim(spec, scene.facts),
         weights_dtype=model.get("weights_dtype"),
         adapter=model.get("adapter") is not None,
     )
+    return bool(found) or config.precision in recast(study.records, model.get("weights_dtype"))
 
 
 def _study(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from autofit.errors import StudyError
 def held(path: str | Path | None) -> Iterator[None]:
     """Keep other searches of this machine and user off the study in `path`; None = a study in memory.
 
-    The kernel releases the lock of a killed process. It lies in the temporary directory, under the number of the study's file, so that nothing
-    is left beside that.
+    The kernel releases the lock of a killed process. It lies in the temporary directory, under a digest of the study's path, so that nothing
+    is left beside that. Where files cannot be locked, nobody is kept off.
 
     Raises:
         StudyError: another search has it.
@@ -25,12 +26,17 @@ def held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    lock = _locked(Path(path))
-    if lock is None:
+    digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
+    name = os.path.join(tempfile.gettempdir(), f"autofit-study-{os.getuid()}-{digest}.lock")
+    try:
+        handle = _locked(name)
+    except BlockingIOError:
         raise StudyError(
             f"study file {str(path)!r} is in use by another search", hint="wait for that one, or give another path to --study"
-        )
-    name, handle = lock
+        ) from None
+    except OSError:  # no place for locks, or a file system without them
+        yield
+        return
     try:
         yield
     finally:
@@ -39,19 +45,20 @@ def held(path: str | Path | None) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(path: Path) -> tuple[str, int] | None:
-    """The lock's file and its open handle; None when another process has it."""
-    path.touch()
-    seen = path.stat()
-    name = os.path.join(tempfile.gettempdir(), f"autofit-study-{os.getuid()}-{seen.st_dev}-{seen.st_ino}.lock")
+def _locked(name: str) -> int:
+    """The open handle of the lock's file.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
     while True:
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            return None
+            raise
         with contextlib.suppress(FileNotFoundError):
             if os.stat(name).st_ino == os.fstat(handle).st_ino:
-                return name, handle
+                return handle
         os.close(handle)  # its last holder has removed it meanwhile

@@ -20,6 +20,7 @@ from autofit.result import TuneResult
 from autofit.scene import real_scene, replayed_scene
 from autofit.session import search_in
 from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.study_lock import held
 from autofit.tune_inputs import (
     check_kinds,
     keywords,
@@ -197,5 +198,5 @@ def run_search(
         if landscape is not None
         else real_scene(spec, observer, predict=predict)
     )
-    with scene_of as scene:
+    with held(study), scene_of as scene:
         return search_in(scene, spec, study, observer)

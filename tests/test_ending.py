@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autofit.config import Precision
 from autofit.ending import (
     alike,
     all_failed,
@@ -16,11 +17,13 @@ from autofit.ending import (
     signature,
 )
 from autofit.errors import NothingFits, SearchFailed, UserError
+from autofit.predict import dominates
 from autofit.trial import Failure, Reason, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
 
 ONE, TWO = make_config(8), make_config(16)
+HALF = make_config(8, precision=Precision.BF16)
 
 
 def missing(number: int, requested_bytes: int | None) -> TrialRecord:
@@ -94,13 +97,20 @@ def test_the_shortfall_is_the_smallest_that_is_predicted_else_the_smallest_that_
 def test_a_training_that_fails_where_it_would_fit_is_not_a_lack_of_memory(reason: Reason) -> None:
     records = [
         make_record(0, ONE, reason=Reason.OUT_OF_MEMORY),
-        make_record(1, TWO, reason=reason, message="expected mat1 and mat2 to have the same dtype"),
+        make_record(1, HALF, reason=reason, message="expected mat1 and mat2 to have the same dtype"),
     ]
     error = nothing_completed(
         records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[]
     )
     assert isinstance(error, SearchFailed)
     assert str(error) == "no trial completed: 1 did not fit into 1.0 GiB, 1 failed: expected mat1 and mat2 to have the same dtype"
+
+
+def test_a_time_out_of_what_needs_more_than_one_that_did_not_fit_is_a_lack_of_memory() -> None:
+    records = [make_record(0, ONE, reason=Reason.OUT_OF_MEMORY), make_record(1, TWO, reason=Reason.TIMEOUT)]
+    assert dominates(TWO, ONE)
+    error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert isinstance(error, NothingFits)
 
 
 @pytest.mark.parametrize("reason", [Reason.UNSUPPORTED, Reason.INTERRUPTED, Reason.DOMINATED])

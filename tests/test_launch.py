@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.child_environment import child_environment, visible_device
+from autofit.child_environment import QUIET, child_environment, visible_device
 from autofit.errors import UserError, WorkerError
 from autofit.launch import ForkserverLauncher
 from tests.refusals import refused
@@ -24,7 +24,7 @@ def test_what_is_not_ours_reaches_the_child_unchanged(environ: dict[str, str], d
     before = dict(environ)
     found = child_environment(device, environ)
     ours = {"OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TOKENIZERS_PARALLELISM"}
-    ours |= {"PYTORCH_NVML_BASED_CUDA_CHECK", "WANDB_DISABLED"}
+    ours |= {"PYTORCH_NVML_BASED_CUDA_CHECK", *QUIET}
     assert {k: v for k, v in found.items() if k not in ours} == environ
     assert set(found) - set(environ) <= ours
     assert environ == before

@@ -102,6 +102,12 @@ def test_secrets_are_blotted_out() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("flag", ["--pad_token", "--eos-token", "--image_token", "--new_mask_token"])
+def test_tokens_of_a_tokenizer_are_no_secrets(flag: str) -> None:
+    assert without_secrets(("t.py", flag, "<x>")) == ("t.py", flag, "<x>")
+    assert without_secrets(("t.py", "--hf_token", "x", "--token", "y")) == ("t.py", "--hf_token", HIDDEN, "--token", HIDDEN)
+
+
 @pytest.mark.parametrize(
     ("command", "outputs"),
     [

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -23,7 +22,6 @@ from autofit.result import load
 from autofit.runner import TrialRequest, TrialResult
 from autofit.spec import Workload
 from autofit.trial import Outcome, Reason
-from autofit.workload.script_guard import WriteGuard
 from tests.cli.runs import autofit
 from tests.refusals import refused
 
@@ -196,32 +194,71 @@ def test_files_that_the_script_writes_to_its_output_directory_lie_elsewhere_and_
     [
         ("os.remove(OUT + '/model.bin')", BUILD),
         ("os.rename(OUT + '/model.bin', OUT + '/old.bin')", BUILD),
-        ("import shutil; shutil.rmtree(OUT)", BUILD),
-        ("os.remove(out + '/model.bin')", "import argparse; out = sys.argv[3]\n"),
-        ("import shutil; shutil.rmtree(out)", "import argparse; out = sys.argv[3]\n"),
+        ("os.remove(out + '/model.bin')", "out = sys.argv[3]\n"),
+        ("os.rename(out + '/model.bin', out + '/old.bin')", "out = sys.argv[3]\n"),
     ],
 )
-def test_what_lies_in_the_output_directory_is_not_deleted_even_before_arguments_are_made(
+def test_what_lies_in_the_output_directory_is_not_changed_even_before_arguments_are_made(
     place: Place, change: str, build: str
 ) -> None:
     later = "" if build is BUILD else BUILD
     place.script(f"{change}\n{later}{TRAIN}", "--output_dir", str(place.out), build=build)
-    with refused("^train.py raised before it trained: PermissionError: .*a trial does not write", kind=ScriptError):
+    with refused("^train.py raised before it trained: PermissionError: .*a trial changes nothing", kind=ScriptError):
         place.describe()
 
 
-def test_a_directory_that_was_there_before_is_not_deleted_whatever_it_is_called(place: Place) -> None:
-    other = place.directory / "kept"
-    other.mkdir()
-    guard = WriteGuard(str(place.directory / "private"))
-    guard._temporary = "/nowhere"  # the tests themselves live in the temporary directory
-    with guard.active():
-        with pytest.raises(PermissionError, match="a trial deletes no directory that it did not make"):
-            shutil.rmtree(other)
-        own = place.directory / "own"
-        own.mkdir()
-        shutil.rmtree(own)
-    assert other.is_dir()
+@pytest.mark.parametrize("build", [BUILD, "out = OUT\n"], ids=["after", "before the arguments"])
+def test_a_directory_that_the_script_deletes_and_makes_anew_stays_as_it_was(place: Place, build: str) -> None:
+    later = "" if build is BUILD else BUILD
+    place.script(
+        "import shutil\nshutil.rmtree(OUT)\nos.makedirs(OUT)\n"
+        "with open(OUT + '/model.bin', 'w') as handle: handle.write('another')\n"
+        f"said(model=open(OUT + '/model.bin').read())\n{later}{TRAIN}",
+        "--output_dir",
+        str(place.out),
+        build=build,
+    )
+    facts = place.describe()
+    assert any(f"the script deletes {place.out}" in text for text in facts["warnings"])
+    assert place.heard() == {"model": "another"}
+    assert place.run().outcome is Outcome.COMPLETED
+
+
+def test_before_its_arguments_are_made_a_script_may_add_to_its_output_directory_and_nothing_of_it_stays(place: Place) -> None:
+    place.script(
+        f"""
+        import pathlib, shutil
+        from datasets import Dataset, load_from_disk
+        out = sys.argv[3]
+        shutil.rmtree(out + "/absent", ignore_errors=True)
+        os.makedirs(out + "/cache", exist_ok=True)
+        with open(out + "/args.tmp", "w") as handle:
+            handle.write("x")
+        os.replace(out + "/args.tmp", out + "/args.json")
+        pathlib.Path(out, "rows.txt").write_text("y")
+        assert os.path.exists(out + "/args.json") and os.path.exists(out + "/rows.txt")
+        {BUILD.strip()}
+        {TRAIN.strip()}
+        """,
+        "--output_dir",
+        str(place.out),
+        build="",
+    )
+    assert place.describe()["script"]["digest"] is not None
+    assert place.run().outcome is Outcome.COMPLETED
+
+
+def test_the_open_of_a_trial_is_as_good_as_the_built_in(place: Place) -> None:
+    place.script("""
+        import pickle
+        class Files:
+            opener = open
+        with Files().opener(__file__) as handle:
+            said(first=handle.readline(), same=pickle.loads(pickle.dumps(open)) is not None)
+        Trainer(model=model(), args=args, train_dataset=rows).train()
+    """)
+    place.describe()
+    assert place.heard() == {"first": "\n", "same": True}
 
 
 def test_a_script_may_go_to_another_directory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +284,20 @@ def test_an_evaluation_before_the_training_sees_the_first_rows_only(place: Place
     facts = place.describe()
     assert any("before it trains, the script evaluates" in text for text in facts["warnings"])
     assert place.heard() == {"rows": 4, "loss": True}
+
+
+def test_an_evaluation_before_the_training_that_wants_all_rows_gets_them(place: Place) -> None:
+    place.script("""
+        def metrics(found):
+            assert len(found.label_ids) == 22
+            return {"rows": len(found.label_ids)}
+        trainer = Trainer(model=model(), args=args, train_dataset=rows, eval_dataset=rows * 2, compute_metrics=metrics)
+        said(rows=trainer.evaluate()["eval_rows"])
+        trainer.train()
+    """)
+    facts = place.describe()
+    assert not any("the script evaluates" in text for text in facts["warnings"])
+    assert place.heard() == {"rows": 22}
 
 
 def test_a_loader_of_its_own_that_ignores_the_batch_size_is_no_answer(place: Place) -> None:

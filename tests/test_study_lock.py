@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autofit import study_lock
 from autofit.errors import StudyError
 from autofit.study_lock import held
 
@@ -35,10 +37,19 @@ def test_a_second_search_on_a_study_is_refused_and_a_killed_one_blocks_nobody(tm
 
 
 def test_nothing_is_left_beside_the_study_and_the_study_can_be_held_again(tmp_path: Path) -> None:
-    path = tmp_path / "study.journal"
     for _ in range(2):
-        with held(path):
-            assert [entry.name for entry in tmp_path.iterdir()] == ["study.journal"]
+        with held(tmp_path / "study.journal"):
+            assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["open", "flock"])
+def test_where_files_cannot_be_locked_a_search_goes_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(study_lock.os if name == "open" else study_lock.fcntl, name, refuse)
+    with held(tmp_path / "study.journal"):
+        pass
 
 
 def test_a_search_without_a_file_needs_no_lock() -> None:

@@ -107,7 +107,7 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     objects = resolved.objects
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
     facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
-    if objects is not None and makes_own_optimizer(workload, cpu=cpu):
+    if objects is not None and makes_own_optimizer(resolved):
         facts |= {"own_optimizer": True, "warnings": [*facts["warnings"], OWN_OPTIMIZER]}
     if objects is not None and objects.extra.get("eval_dataset") is not None:
         facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])

@@ -46,6 +46,7 @@ class Training:
         set_in_code: tuned fields that the script sets after its arguments are made, so that a flag has no effect.
         trainers: how many Trainers were built so far.
         redirected: directories that the script saved to before the training, and that were spared.
+        spared: directories that the script deleted before the training, and that are still there.
         shortened: whether the script evaluated before the training, which was done on the first rows only.
     """
 
@@ -56,6 +57,7 @@ class Training:
     set_in_code: tuple[str, ...]
     trainers: int
     redirected: tuple[str, ...]
+    spared: tuple[str, ...]
     shortened: bool
 
 
@@ -95,8 +97,15 @@ class _Run:
         def hooked_evaluate(trainer: Trainer, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
             given = trainer.eval_dataset if eval_dataset is None else eval_dataset
             if not self.handled and not isinstance(given, str) and given is not None:
+                short = first_rows(given, EARLY_BATCHES * trainer.args.eval_batch_size)
+                try:
+                    found = evaluate(trainer, short, *args, **kwargs)
+                except (MemoryError, torch.OutOfMemoryError):
+                    raise
+                except Exception:  # metrics over all references, loaders that want the dataset itself: then all of it
+                    return evaluate(trainer, eval_dataset, *args, **kwargs)
                 self.shortened = True
-                eval_dataset = first_rows(given, EARLY_BATCHES * trainer.args.eval_batch_size)
+                return found
             return evaluate(trainer, eval_dataset, *args, **kwargs)
 
         hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate}
@@ -116,6 +125,7 @@ class _Run:
             set_in_code=tuple(sorted(self.keeper.set_later)),
             trainers=len(self.trainers),
             redirected=tuple(self.guard.redirected),
+            spared=tuple(self.guard.spared),
             shortened=self.shortened,
         )
         try:
@@ -163,7 +173,7 @@ def run_script(
     ) as directory:
         guard = WriteGuard(directory)
         for output in named_outputs(command):  # the script may touch them before its arguments are made
-            guard.protect(output)
+            guard.keep(output)
         keeper = ArgumentKeeper(values, directory, on_output=guard.protect)
         run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
         failure: BaseException | None = None

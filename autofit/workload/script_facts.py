@@ -122,6 +122,8 @@ def _warnings(
         found.append(
             f"before it trains, the script saves to {', '.join(training.redirected)}: in trials that goes elsewhere"
         )
+    if training.spared:
+        found.append(f"before it trains, the script deletes {', '.join(training.spared)}: in trials it stays")
     if training.shortened:
         found.append("before it trains, the script evaluates: in trials that is done on the first rows only")
     return tuple(found)

@@ -14,6 +14,7 @@ import errno
 import functools
 import io
 import os
+import pathlib
 import shutil
 import sys
 import tempfile
@@ -56,11 +57,15 @@ class WriteGuard:
     def __init__(self, private: str) -> None:
         self.private = os.path.realpath(private)
         self.redirected: list[str] = []
+        self.spared: list[str] = []
         self._temporary = os.path.realpath(tempfile.gettempdir())
-        named = (os.path.expanduser(os.path.expandvars(place)) for place in CACHES)
-        self._caches = [os.path.realpath(place) for place in named if not place.startswith("$")]
+        places = (os.path.expanduser(os.path.expandvars(place)) for place in CACHES)
+        self._caches = [os.path.realpath(place) for place in places if not place.startswith("$")]
         self._outputs: list[str] = []
+        self._kept: list[str] = []
         self._made: list[str] = []
+        self._made_files: list[str] = []
+        self._gone: set[str] = set()
         self._sealed = self._active = False
 
     def protect(self, directory: str) -> None:
@@ -68,6 +73,15 @@ class WriteGuard:
         path = os.path.realpath(os.path.expanduser(directory))
         if not _inside(self._temporary, path) and not _inside(path, self.private):
             self._outputs.append(path)
+
+    def keep(self, directory: str) -> None:
+        """Let nothing that is in `directory` now be changed. What the script adds there is its own, and is removed in the end.
+
+        One that holds the working directory or all temporary files is not meant: too much of it is not the script's output.
+        """
+        path = os.path.realpath(os.path.expanduser(directory))
+        if not any(_inside(place, path) for place in (self._temporary, os.path.realpath(os.getcwd()))):
+            self._kept.append(path)
 
     def seal(self) -> None:
         """The training is over: whatever would write now unwinds the script instead."""
@@ -93,8 +107,11 @@ class WriteGuard:
                 self._clear()
 
     def _clear(self) -> None:
+        for path in self._made_files:
+            with contextlib.suppress(OSError):
+                os.remove(path)
         for path in reversed(self._made):
-            if any(_inside(path, output) for output in self._outputs):
+            if any(_inside(path, output) for output in (*self._outputs, *self._kept)):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
 
@@ -119,25 +136,71 @@ class WriteGuard:
             return  # what the script made itself, a temporary directory above all
         if self._sealed:
             raise TrainingStopped
+        there = os.path.lexists(path)
         if event == "os.mkdir":
-            if not os.path.lexists(path):
+            if not there:
                 self._made.append(path)
-        elif self._protected(path):
+        elif event == "shutil.rmtree" and not there:
+            return  # it will say so itself
+        elif self._protected(path) or (there and path not in self._made_files and self._is_kept(path)):
             raise PermissionError(
-                errno.EACCES, "a trial does not write to the script's output directory", path
+                errno.EACCES, "a trial changes nothing in the script's output directory", path
             )
-        elif event == "shutil.rmtree" and not any(_inside(path, place) for place in (self._temporary, *self._caches)):
-            raise PermissionError(errno.EACCES, "a trial deletes no directory that it did not make", path)
+        elif not there and self._is_kept(path):
+            self._made_files.append(path)
 
     def _protected(self, path: str) -> bool:
         return any(_inside(path, output) for output in self._outputs)
+
+    def _is_kept(self, path: str) -> bool:
+        return any(_inside(path, directory) for directory in self._kept)
+
+    def _stands_for(self, path: str) -> bool:
+        """Whether a counterpart stands for `path`: nothing may be written there, or what is there must stay as it is."""
+        there = os.path.lexists(path) and path not in self._made_files
+        return self._protected(path) or (there and self._is_kept(path))
+
+    def _deletes(self, path: str) -> bool:
+        """Whether a script may delete the directory `path`: what it made itself, and temporary files and caches that are no output of its."""
+        if any(_inside(path, place) for place in (self.private, *self._made)):
+            return True
+        own = self._protected(path) or self._is_kept(path)
+        return not own and any(_inside(path, place) for place in (self._temporary, *self._caches))
+
+    def _sparing(self, remove: Callable[..., Any]) -> Callable[..., Any]:
+        """`shutil.rmtree` that leaves alone what was there before, and says that it is gone."""
+
+        @functools.wraps(remove)
+        def sparing(path: Any, *args: Any, **kwargs: Any) -> Any:
+            where = _resolved(path, kwargs.get("dir_fd"))
+            if self._sealed or where is None or not os.path.isdir(where) or self._deletes(where):
+                return remove(path, *args, **kwargs)
+            self._gone.add(where)
+            self._kept.append(where)
+            self.spared.append(str(path))
+            return None
+
+        return sparing
+
+    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """`os.mkdir` that believes what `shutil.rmtree` said."""
+
+        @functools.wraps(make)
+        def making(path: Any, *args: Any, **kwargs: Any) -> Any:
+            where = _resolved(path, kwargs.get("dir_fd"))
+            if where in self._gone:
+                self._gone.discard(where)
+                return None
+            return make(path, *args, **kwargs)
+
+        return making
 
     def _led(self, file: Any, mode: str) -> Any:
         """What to open instead of `file`: its counterpart in the private directory, when it lies where nothing may be written."""
         if not self._active or self._sealed or not isinstance(file, str | bytes | os.PathLike):
             return file
         path = os.path.realpath(os.fsdecode(file))
-        if _inside(path, self.private) or not self._protected(path):
+        if _inside(path, self.private) or not self._stands_for(path):
             return file
         counterpart = self._counterpart(path)
         if not set(mode) & set("wax+"):
@@ -181,14 +244,17 @@ class WriteGuard:
             (huggingface_hub.HfApi, "create_commit", _refusing),
             (torch, "save", functools.partial(self._checking, position=1)),
             (safetensors.torch, "save_file", functools.partial(self._checking, position=1)),
-            (builtins, "open", self._opening),
-            (io, "open", self._opening),
+            (builtins, "open", lambda function: Opener(function, self._led)),
+            (pathlib.Path, "open", self._opening),
+            (shutil, "rmtree", self._sparing),
+            (os, "mkdir", self._making),
         ]
 
     def _opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            return function(self._led(file, mode), mode, *args, **kwargs)
+        def opened(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            led = self._led(path, mode)
+            return function(path if led is path else type(path)(led), mode, *args, **kwargs)
 
         return opened
 
@@ -217,6 +283,31 @@ class WriteGuard:
             return save(*args, **kwargs)
 
         return checked
+
+
+class Opener:
+    """Stands for the built-in `open`. No function: one in a class would bind, which the built-in does not; it pickles as what it stands for.
+
+    Args:
+        function: the built-in.
+        led: (file, mode) -> what to open instead.
+    """
+
+    def __init__(self, function: Callable[..., Any], led: Callable[[Any, str], Any]) -> None:
+        self._function, self._led = function, led
+        functools.update_wrapper(self, function)
+
+    def __call__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """As the built-in."""
+        return self._function(self._led(file, mode), mode, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
+        """The built-in, wherever it is unpickled."""
+        return _built_in_open, ()
+
+
+def _built_in_open() -> Any:
+    return io.open
 
 
 @contextlib.contextmanager

@@ -106,7 +106,10 @@ def ignores_optim(trainer: Trainer) -> bool:
         return True
     if type(trainer).create_optimizer is Trainer.create_optimizer:
         return False
-    return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
+    try:
+        return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
+    except Exception:  # the user's own code may want what only its training sets: then the training will tell
+        return False
 
 
 def _made_for(trainer: Trainer, name: OptimizerNames) -> type:

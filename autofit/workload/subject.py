@@ -87,7 +87,11 @@ def load_subject(workload: Workload, config: TrialConfig, *, device: str) -> Sub
     Raises:
         UserError: the model cannot be built, or there is no data for it.
     """
-    resolved = models.resolve(workload)
+    return subject_of(models.resolve(workload), config, device=device)
+
+
+def subject_of(resolved: models.ResolvedModel, config: TrialConfig, *, device: str) -> Subject:
+    """As `load_subject`, of what is resolved already; a live model is used itself."""
     objects = resolved.objects
     live = objects is not None and (objects.model is not None or objects.model_init is not None)
     weight_dtype = PRECISION_FACTS[config.precision].weight_dtype

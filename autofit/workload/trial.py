@@ -33,7 +33,7 @@ from autofit.workload.evaluation import evaluate
 from autofit.workload.knobs import KnobWitness, weight_dtype
 from autofit.workload.limits import MemoryMeter, meter_for
 from autofit.workload.loader import LoaderWatch
-from autofit.workload.objects import load_objects
+from autofit.workload.models import ResolvedModel
 from autofit.workload.script import Training, run_script
 from autofit.workload.script_arguments import NEEDS_EVALUATION
 from autofit.workload.script_guard import TrainingStopped
@@ -45,7 +45,7 @@ from autofit.workload.script_trainer import (
     refuse_missing_loss,
     silence,
 )
-from autofit.workload.subject import Subject, load_subject
+from autofit.workload.subject import Subject, load_subject, subject_of
 from autofit.workload.token_count import tokens_per_sample
 from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
@@ -189,10 +189,10 @@ def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialR
     return trainer
 
 
-def makes_own_optimizer(workload: Workload, *, cpu: bool) -> bool:
-    """Whether the Trainer of the live objects makes its own optimizer, whatever `optim` says; it is built to find out where only that tells."""
-    objects = load_objects(workload.objects_path) if workload.objects_path is not None else None
-    extra = {} if objects is None else objects.extra
+def makes_own_optimizer(resolved: ResolvedModel) -> bool:
+    """Whether the Trainer of the live objects makes its own optimizer, whatever `optim` says. Where only that tells it is built, on the CPU, around
+    the model itself: call this last."""
+    extra = {} if resolved.objects is None else resolved.objects.extra
     given = extra.get("trainer_arguments") or {}
     if (given.get("optimizers") or (None, None))[0] is not None or given.get("optimizer_cls_and_kwargs") is not None:
         return True
@@ -200,11 +200,14 @@ def makes_own_optimizer(workload: Workload, *, cpu: bool) -> bool:
     if create is Trainer.create_optimizer or create.__module__.startswith(LIBRARIES):
         return False
     config = TrialConfig(per_device_train_batch_size=1)
-    subject = load_subject(workload, config, device="cpu")
     with tempfile.TemporaryDirectory(prefix="autofit-", dir=os.environ.get(SCRATCH)) as directory:
-        request = TrialRequest(config=config)
-        arguments = trial_arguments(subject.base_arguments, request, output_dir=directory, cpu=cpu, cls=subject.arguments_cls)
-        return ignores_optim(make_trainer(subject, arguments, request))
+        try:
+            subject = subject_of(resolved, config, device="cpu")
+            request = TrialRequest(config=config)
+            arguments = trial_arguments(subject.base_arguments, request, output_dir=directory, cpu=True, cls=subject.arguments_cls)
+            return ignores_optim(make_trainer(subject, arguments, request))
+        except Exception:  # the user's own code, outside of a training: trials will say what is wrong with it, if anything is
+            return False
 
 
 def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict[str, Any]:
