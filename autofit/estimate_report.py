@@ -140,6 +140,8 @@ def render_largest(
         legend.append("0: not even a batch of 1 fits")
     if any(row.batch_size is None for row in rows):
         legend.append("?: could not be predicted")
+    if any(row.batch_size for row in rows):
+        legend.append("each uses the memory to its end: one size smaller is sure")
     notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
     if legend or notes or target.warnings:
         _print(

@@ -253,7 +253,7 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
         anatomy=anatomy.to_json(),
         fits=_fits(target, peaks.min_capacity_bytes),
         confidence="traced",
-        warnings=target.warnings,
+        warnings=(*target.warnings, *_unusual(config, target), *law.base.facts.notes),
     )
 
 
@@ -288,10 +288,19 @@ def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Targ
         confidence="formula",
         warnings=(
             *target.warnings,
+            *_unusual(config, target),
             f"this could not be traced ({reason}): a closed formula answered, {error}",
             *answer.notes,
         ),
     )
+
+
+def _unusual(config: TrialConfig, target: Target) -> tuple[str, ...]:
+    """That the device does not compute in this precision natively."""
+    needed = Precision.BF16 if config.precision is Precision.PURE_BF16 else config.precision
+    if needed in target.precisions:
+        return ()
+    return (f"{target.name} has no native {needed}: transformers refuses it or emulates it slowly, and a search leaves it out",)
 
 
 def _fits(target: Target, capacity_bytes: int) -> bool | None:

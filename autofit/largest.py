@@ -11,7 +11,7 @@ from typing import Any
 from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
 from autofit.estimation import asking
-from autofit.laws import ClassLaws, Setting, collect, law_class
+from autofit.laws import ClassLaws, Setting, collect, law_class, uneven
 from autofit.space import DEFAULT_OPTIMS, divisors
 from autofit.spec import Workload
 from autofit.target import Target
@@ -69,7 +69,7 @@ def largest_batches(
     ]
     with asking(workload) as (facts, ask):
         setting = Setting(
-            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded
+            workload=workload, facts=facts, compute_capability=target.compute_capability, padded=padded or uneven(facts)
         )
         wanted = partial(collect, setting, ask=ask, workers=max(1, os.cpu_count() or 1), single=True)
         laws = wanted(configs)

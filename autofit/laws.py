@@ -89,7 +89,7 @@ class Setting:
             precision=str(precision),
             optim=config.optim,
             checkpointing="on" if config.gradient_checkpointing else "off",
-            attention=self.workload.attn_implementation,
+            attention=self.workload.attn_implementation or self.facts.get("attn_implementation"),
             compute_capability=self.compute_capability,
             padded=self.padded,
             accumulates=config.gradient_accumulation_steps > 1,

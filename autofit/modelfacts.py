@@ -57,10 +57,11 @@ def shape_of(facts: Mapping[str, Any]) -> ModelShape:
         layers=facts.get("num_layers"),
         heads=facts.get("num_heads"),
         vocab_size=facts.get("vocab_size") if str(facts.get("task", "")).endswith("-lm") else None,
-        seq_len=facts.get("seq_len"),
+        seq_len=facts.get("positions") or facts.get("seq_len"),
         adapter=facts.get("adapter") is not None,
         quantised_bytes=facts.get("weights_bytes") if facts.get("quantization") else None,
         n_quantised=facts.get("n_quantised") or 0,
+        convolutions=facts.get("positions") is not None,
     )
 
 

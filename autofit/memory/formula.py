@@ -72,6 +72,7 @@ class ModelShape:
         adapter: whether an adapter is trained, which is float32 whatever the frozen weights are.
         quantised_bytes: all weights as stored, where linear layers are quantised; None = nothing is.
         n_quantised: parameters in those layers.
+        convolutions: whether convolutions stand before the blocks, whose activations the formula does not know.
     """
 
     n_params: int
@@ -84,6 +85,7 @@ class ModelShape:
     adapter: bool = False
     quantised_bytes: int | None = None
     n_quantised: int = 0
+    convolutions: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_params", "n_trainable", "hidden_size", "layers", "heads", "vocab_size", "seq_len"):
@@ -140,6 +142,8 @@ def estimate_by_formula(
     )
     if activations is None:
         notes.append("the model's shape is unknown: activations are left out, this is a lower bound")
+    elif shape.convolutions:
+        notes.append("activations of the convolutions before the blocks are left out: this is a lower bound")
     temporaries = _logits_bytes(shape, batch)
     copies = _copies(shape, checkpointing) if PRECISION_FACTS[precision].autocast_dtype is not None else 0
     backward = (activations or 0) + temporaries + copies + (gradients if accumulates else 0)
@@ -160,7 +164,7 @@ def estimate_by_formula(
     return FormulaEstimate(
         peaks=Peaks(peak_allocated_bytes=total, peak_reserved_bytes=total, min_capacity_bytes=total),
         kinds=kinds,
-        usual_error=None if activations is None else error,
+        usual_error=None if activations is None or shape.convolutions else error,
         notes=tuple(notes),
     )
 

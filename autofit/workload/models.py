@@ -40,6 +40,7 @@ from autofit.workload.sources import FoundConfig, check_trainable, find_config, 
 from autofit.workload.tasks import (
     DEFAULT_TEXT_LENGTH,
     Task,
+    audio_frames,
     check_task,
     default_task,
     has_class,
@@ -253,6 +254,13 @@ def _construct(
     return model
 
 
+def _positions(resolved: ResolvedModel) -> dict[str, int]:
+    """`positions`: of a sample of audio in the transformer's blocks, behind the convolutions; empty where a token is a position."""
+    if resolved.task is not Task.CTC or resolved.config is None or resolved.seq_len is None:
+        return {}
+    return {"positions": audio_frames(resolved.seq_len, resolved.config)}
+
+
 def facts(resolved: ResolvedModel) -> dict[str, Any]:
     """What the parent needs to know of the model, as JSON. Counts parameters on `meta`; tied ones count once.
 
@@ -274,6 +282,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "source": resolved.source,
         "task": None if resolved.task is None else str(resolved.task),
         "seq_len": resolved.seq_len,
+        **_positions(resolved),
         "digest": resolved.digest,
         "warnings": list(resolved.warnings),
         "class": type(without_adapters(model)).__name__,

@@ -120,7 +120,8 @@ class WriteGuard:
             return
         if event == "open":
             path, _, flags = arguments
-            if isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes):
+            writes = isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes)
+            if writes and not os.path.isdir(path):  # tempfile names the directory, and opens a file in it by itself
                 self._check(os.path.realpath(os.fsdecode(path)))
         elif event in CHANGES:
             for path, directory in CHANGES[event]:

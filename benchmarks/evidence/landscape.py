@@ -7,7 +7,7 @@ import statistics
 import time
 from pathlib import Path
 
-from autofit.errors import FileFormatError, SearchFailed
+from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.landscape import Landscape
 from autofit.recording import record_landscape
 from autofit.scene import space_of
@@ -61,7 +61,7 @@ def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
             window_seconds=bench.plan.window_seconds,
             say=say,
         )
-    except SearchFailed as failure:
+    except (SearchFailed, UserError) as failure:
         error = failure.message
     finally:
         _keep(sheet, problem, space, path, ends, messages, error)

@@ -157,7 +157,11 @@ def _snapshot(bench: Bench, sheet: Sheet, box: Box, case: Case, number: int) -> 
     if end["status"] != 0 or not path.exists() or not found:
         sheet.fail(key, f"status {end['status']}: {end['log']}")
         return
-    trace = exact_trace(bench, box, case)
+    try:
+        trace = exact_trace(bench, box, case)
+    except AutofitError as error:  # the predictions that follow still count
+        sheet.fail(key, f"recorded, but not traced: {error.message}: {(error.hint or '')[-500:]}")
+        return
     packed = bench.folder.file("snapshots", f"traced-{number}.json.gz")
     packed.write_bytes(gzip.compress(json.dumps(trace.to_json(), separators=(",", ":")).encode()))
     sheet.put(

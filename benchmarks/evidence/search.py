@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from autofit.config import TrialConfig
-from autofit.errors import NothingFits, SearchFailed
+from autofit.errors import AutofitError, NothingFits, SearchFailed
 from autofit.result import TuneResult
 from autofit.spec import SearchSpec
 from autofit.trial import Outcome, Role, TrialRecord
-from autofit.tuning import run_search
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench, Stopwatch, missing
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem
@@ -80,14 +79,17 @@ def _search(bench: Bench, sheet: Sheet, box: Box, problem: Problem, limit: int |
     spec = _spec(bench, box, problem, limit)
     study = bench.folder.file("studies", f"{name.replace(' ', '-')}.jsonl")
     resumed = study.exists()
+    from autofit.tuning import run_search  # Optuna, which a machine may lack
+
     try:
         result = run_search(spec, study=study, observer=notes)
-    except (NothingFits, SearchFailed) as error:
+    except AutofitError as error:
         shown = {"notes": notes.texts, "trials_ended": notes.ended, "seconds": watch.seconds}
         if isinstance(error, NothingFits):
             sheet.put(name, limit_bytes=limit, nothing_fits=error.message, **shown)
         else:
-            sheet.put(name, "failed", error=f"{error.message}\n{error.traceback[-2000:]}", **shown)
+            more = error.traceback if isinstance(error, SearchFailed) else error.hint or ""
+            sheet.put(name, "failed", error=f"{error.message}\n{more[-2000:]}", **shown)
         return
     path = result_path(bench, name)
     result.save(path)

@@ -111,10 +111,16 @@ def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
 
 def _trace(task: Task, *, watch: _Patience | None = None) -> Trace:
     from autofit.memory.trace.run import trace
+    from autofit.workload.sources import first_line
 
     if watch is not None:
         watch.require()
-    return trace(task.request, smooth=task.smooth, costs=task.costs)
+    try:
+        return trace(task.request, smooth=task.smooth, costs=task.costs)
+    except (AutofitError, MemoryError):
+        raise
+    except Exception as error:  # models and collators run their own code, which may want a device or real numbers: a reason, like any other
+        raise TraceUnavailable(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _law(request: TraceRequest, found: Sequence[Trace | AutofitError]) -> dict[str, Any]:

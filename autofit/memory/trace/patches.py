@@ -29,7 +29,7 @@ def applied(compute_capability: tuple[int, int]) -> Iterator[Counter[str]]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
 
-        _patch_cuda(patch)
+        _patch_cuda(patch, compute_capability)
         # Without it the fake device is sent to the math path, which stores length x length.
         original = functional.scaled_dot_product_attention
         patch(functional, "scaled_dot_product_attention", sdpa.routed(original, compute_capability, routes))
@@ -42,13 +42,14 @@ def applied(compute_capability: tuple[int, int]) -> Iterator[Counter[str]]:
         yield routes
 
 
-def _patch_cuda(patch: Callable[[Any, str, Any], None]) -> None:
-    """Autocast and GradScaler switch themselves off, and bitsandbytes stops, when no device answers."""
+def _patch_cuda(patch: Callable[[Any, str, Any], None], compute_capability: tuple[int, int]) -> None:
+    """Autocast and GradScaler switch themselves off, and bitsandbytes stops, when no device answers; models with experts ask for its capability."""
     import torch.cuda.amp.common as amp
 
     patch(amp, "amp_definitely_not_available", lambda: False)
     patch(torch.cuda, "is_bf16_supported", lambda *_args, **_kwargs: True)
     patch(torch.cuda, "synchronize", lambda *_args, **_kwargs: None)
+    patch(torch.cuda, "get_device_capability", lambda *_args, **_kwargs: compute_capability)
 
 
 def _patch_transformers(patch: Callable[[Any, str, Any], None]) -> None:

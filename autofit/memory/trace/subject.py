@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from transformers import Trainer, default_data_collator
+from transformers import (
+    DataCollatorWithPadding,
+    PreTrainedTokenizerBase,
+    SequenceFeatureExtractor,
+    Trainer,
+    default_data_collator,
+)
+from transformers.utils.generic import find_labels
 
 from autofit.adaptation import AdapterKind
 from autofit.arguments import explicit_arguments, model_arguments
@@ -26,6 +34,7 @@ from autofit.spec import Workload
 from autofit.workload import adapters, batches, models
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows
+from autofit.workload.objects import LiveObjects
 from autofit.workload.quantised import CLASSES, compute_dtype, without_adapters
 from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
@@ -44,10 +53,8 @@ def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = Fal
     defaults = argument_defaults()
     base = {k: v for k, v in (_extra(resolved).get("arguments") or {}).items() if k in defaults}
     arguments = base | explicit_arguments(config, defaults)
-    arguments["max_grad_norm"] = dict(config.extra).get("max_grad_norm", request.max_grad_norm)
-    arguments["label_smoothing_factor"] = dict(config.extra).get(
-        "label_smoothing_factor", request.label_smoothing_factor
-    )
+    asked = {"max_grad_norm": request.max_grad_norm, "label_smoothing_factor": request.label_smoothing_factor}
+    arguments |= asked | {name: value for name, value in (*base.items(), *config.extra) if name in asked}
     return StepSettings(
         batch=request.batch,
         seq_len=request.seq_len or resolved.seq_len,
@@ -65,12 +72,10 @@ def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = Fal
 def subject_of(request: TraceRequest) -> Callable[[FakeTensorMode], StepSubject]:
     """What makes the model and the batches of `request` under a fake mode."""
     resolved = resolve(request.workload)
-    host = host_batch(resolved, request)
 
     def make(mode: FakeTensorMode) -> StepSubject:
-        return StepSubject(
-            model=fake_model(mode, resolved, request), make_batch=functools.partial(_like, host)
-        )
+        model = fake_model(mode, resolved, request)
+        return StepSubject(model=model, make_batch=functools.partial(_like, host_batch(resolved, request, model)))
 
     return make
 
@@ -158,8 +163,12 @@ def replace_tensors(model: nn.Module, device: str) -> None:
                     table[name] = substitute(tensor)  # type: ignore[assignment]
 
 
-def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
+def host_batch(resolved: models.ResolvedModel, request: TraceRequest, model: nn.Module) -> Batch:
     """One real batch on the CPU, from the user's dataset or made up; only its shapes and dtypes are used.
+
+    Args:
+        resolved, request: what is trained.
+        model: whose `forward` says which columns the Trainer keeps.
 
     Raises:
         TraceUnavailable: the user's samples are not a mapping of tensors.
@@ -167,8 +176,12 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
     objects, data = resolved.objects, resolved.data
     rows = data.rows() if data is not None else objects.train_dataset if objects is not None else None
     if rows is not None:
-        own = collator_of(data, None) if data is not None else objects.data_collator if objects is not None else None
-        batch = (own or default_data_collator)([rows[i] for i in worst_rows(rows, request.batch)])
+        picked = [rows[i] for i in worst_rows(rows, request.batch)]
+        if data is not None:
+            batch = (collator_of(data, None) or default_data_collator)(picked)
+        else:
+            assert objects is not None
+            batch = _collator(objects)([_columns(row, model, objects) for row in picked])
         if not all(isinstance(value, Tensor) for value in batch.values()):
             raise TraceUnavailable("the collator returns something other than tensors")
         return dict(batch)
@@ -180,6 +193,28 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest) -> Batch:
         # As DataCollatorForSeq2Seq does: under label smoothing the model does not see the labels.
         batch["decoder_input_ids"] = batch["labels"].clone()
     return batch
+
+
+def _collator(objects: LiveObjects) -> Callable[[list[Any]], Any]:
+    """The user's own, else what the Trainer takes: one that pads where there is a tokenizer."""
+    processing = objects.extra.get("processing_class")
+    if objects.data_collator is not None:
+        own: Callable[[list[Any]], Any] = objects.data_collator
+        return own
+    if isinstance(processing, PreTrainedTokenizerBase | SequenceFeatureExtractor):
+        return DataCollatorWithPadding(processing)  # type: ignore[arg-type]  # as the Trainer does
+    return default_data_collator
+
+
+def _columns(row: Any, model: nn.Module, objects: LiveObjects) -> Any:
+    """A row as the Trainer hands it to the collator: without the columns that the model's `forward` does not take."""
+    arguments = objects.extra.get("arguments") or {}
+    if not isinstance(row, Mapping) or not arguments.get("remove_unused_columns", True):
+        return row
+    inner = without_adapters(model)
+    known = {*inspect.signature(inner.forward).parameters, "label", "label_ids", *find_labels(type(inner))}
+    kept = {name: value for name, value in row.items() if name in {*known, *(arguments.get("label_names") or ())}}
+    return kept or row
 
 
 def _like(host: Batch) -> Batch:
