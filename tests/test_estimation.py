@@ -305,3 +305,15 @@ def test_an_amd_card_says_what_was_assumed() -> None:
     assert amd.compute_capability == "8.0"
     assert any("AMD" in w for w in amd.warnings)
     assert any("approximate" in w for w in amd.warnings)
+
+
+def test_a_precision_that_the_card_lacks_and_what_a_trace_does_not_know_are_said() -> None:
+    assert any("T4 has no native bf16" in text for text in autofit.estimate("bert-tiny", batch_size=2, precision="bf16", gpu="T4").warnings)
+    assert autofit.estimate("bert-tiny", batch_size=2, precision="fp16", gpu="T4").warnings == ()
+
+
+def test_audio_is_counted_in_positions_and_the_rest_is_said() -> None:
+    told = autofit.estimate("wav2vec2-base", batch_size=1, precision="fp32", gpu="T4")
+    assert told.confidence == "formula"
+    assert told.peak_allocated_bytes < 4 * GIB, "ten seconds are 499 positions, not 160,000"
+    assert any("convolutions" in text and "lower bound" in text for text in told.warnings)

@@ -154,3 +154,10 @@ def test_where_the_users_own_code_decides_nothing_is_kept(fields: dict[str, Any]
     collect(own, [CONFIG], again)
     assert len(again.payloads) == 1
     assert not (cache_directory() / "laws").exists()
+
+
+def test_the_attention_of_the_models_own_config_is_in_the_key() -> None:
+    eager, fused = (replace(SETTING, facts={**SETTING.facts, "attn_implementation": name}) for name in ("eager", "sdpa"))
+    assert eager.cache_key(CONFIG).digest() != fused.cache_key(CONFIG).digest()
+    asked = replace(fused, workload=replace(fused.workload, attn_implementation="eager"))
+    assert asked.cache_key(CONFIG).attention == "eager"

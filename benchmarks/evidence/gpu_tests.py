@@ -37,10 +37,15 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         status, output = run_child(command(sheet), environment, box.left)
     finally:
         _take_over(sheet, log.read_text().splitlines() if log.exists() else [])
-    failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED and key != WHOLE]
     if status is None:
         sheet.note("the tests were cut off at the end of their box; those that had passed are kept")
         return
+    conclude(bench, sheet, status, output)
+
+
+def conclude(bench: Bench, sheet: Sheet, status: int, output: str) -> None:
+    """Say what became of the whole run: it counts unless pytest itself did not work."""
+    failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED and key != WHOLE]
     ended = status in (0, 5) or (status == 1 and bool(failed))  # 5: every test had passed before; 1 with no test: pytest itself
     state = DONE if ended else FAILED
     sheet.put(

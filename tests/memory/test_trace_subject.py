@@ -1,0 +1,97 @@
+"""What is traced is what the Trainer would train: the user's own arguments, the columns that it keeps, the collator that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, MixtralConfig
+
+from autofit.config import TrialConfig
+from autofit.memory.law import MemoryLaw
+from autofit.memory.trace import estimate_worker
+from autofit.memory.trace.request import TraceRequest
+from autofit.spec import Workload
+from tests.memory.trace_child import in_child
+
+SMALL = BertConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99
+)
+ROWS = [{"input_ids": [1] * 8, "attention_mask": [1] * 8, "labels": 1, "text": "not a number"} for _ in range(16)]
+
+
+def stack(rows: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """A collator that wants numbers."""
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+def _workload(path: Path, **objects: Any) -> Workload:
+    path.write_bytes(cloudpickle.dumps(objects))
+    return Workload(model="mine", objects_path=str(path), seq_len=16)
+
+
+def _answer(workload: Workload) -> dict[str, Any]:
+    config = TrialConfig(per_device_train_batch_size=4, precision="bf16")  # type: ignore[arg-type]
+    return estimate_worker.answer([TraceRequest(workload=workload, config=config, batch=4)], (2, 4))[0]
+
+
+def test_columns_that_the_trainer_drops_do_not_reach_the_collator(tmp_path: Path) -> None:
+    given = {"model": BertForSequenceClassification(SMALL), "train_dataset": ROWS, "data_collator": stack}
+    assert in_child(_answer, _workload(tmp_path / "a.pkl", **given))["reason"] is None
+    kept = in_child(_answer, _workload(tmp_path / "b.pkl", **given, arguments={"remove_unused_columns": False}))
+    assert kept["law"] is None
+    assert kept["reason"].startswith("ValueError: "), "what the user's own code raises is the reason"
+
+
+def _peak(answer: Mapping[str, Any]) -> int:
+    assert answer["reason"] is None
+    return MemoryLaw.from_json(answer["law"]).predict(64).peak_allocated_bytes
+
+
+def test_label_smoothing_of_the_users_own_arguments_is_in_the_peak(tmp_path: Path) -> None:
+    config = BertConfig(**{**SMALL.to_dict(), "num_labels": 5000})
+    rows = [{"input_ids": [1] * 4, "labels": 1} for _ in range(8)]
+    given = {"model": BertForSequenceClassification(config), "train_dataset": rows}
+    plain = _peak(in_child(_answer, _workload(tmp_path / "a.pkl", **given)))
+    smooth = _peak(
+        in_child(_answer, _workload(tmp_path / "b.pkl", **given, arguments={"label_smoothing_factor": 0.1}))
+    )
+    assert smooth > plain
+
+
+class Asks(nn.Module):
+    """Asks for the card, as models with experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        assert torch.cuda.get_device_capability() == (8, 0)
+        return {"loss": self.linear(x).sum()}
+
+
+def test_a_model_that_asks_for_the_card_is_told_of_the_one_that_is_traced(tmp_path: Path) -> None:
+    rows = [{"x": torch.ones(4), "labels": torch.tensor(0)} for _ in range(8)]
+    assert in_child(_answer, _workload(tmp_path / "a.pkl", model=Asks(), train_dataset=rows))["reason"] is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_with_experts_is_traced_or_refused_with_a_reason(precision: str, tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2,
+    )  # fmt: skip
+    workload = Workload(model="mine", objects_path=_workload(tmp_path / "a.pkl", config=config).objects_path, task="causal-lm", seq_len=16)
+    answer = in_child(_precise, workload, precision)
+    assert (answer["law"] is None) == (answer["reason"] is not None)
+
+
+def _precise(workload: Workload, precision: str) -> dict[str, Any]:
+    config = TrialConfig(per_device_train_batch_size=4, precision=precision)  # type: ignore[arg-type]
+    return estimate_worker.answer([TraceRequest(workload=workload, config=config, batch=4)], (2, 4))[0]
