@@ -163,6 +163,7 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
             model=str(spec.get("model") or ""),
             task=spec.get("task"),
             seq_len=spec.get("seq_len"),
+            attn_implementation=spec.get("attention"),
             adaptation=Adaptation.from_json(spec["adaptation"]) if spec.get("adaptation") else None,
         )
         with asking(workload) as (facts, ask):

@@ -248,6 +248,18 @@ def test_before_its_arguments_are_made_a_script_may_add_to_its_output_directory_
     assert place.run().outcome is Outcome.COMPLETED
 
 
+def test_what_is_saved_before_the_training_can_be_loaded_again(place: Place) -> None:
+    place.script("""
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+        model().save_pretrained(OUT + "/base")
+        loaded = AutoModelForSequenceClassification.from_pretrained(OUT + "/base")
+        said(size=AutoConfig.from_pretrained(OUT + "/base").hidden_size, kind=type(loaded).__name__)
+        Trainer(model=loaded, args=args, train_dataset=rows).train()
+    """)
+    assert place.run().outcome is Outcome.COMPLETED
+    assert place.heard() == {"size": 16, "kind": "BertForSequenceClassification"}
+
+
 def test_the_open_of_a_trial_is_as_good_as_the_built_in(place: Place) -> None:
     place.script("""
         import pickle

@@ -235,10 +235,21 @@ class WriteGuard:
     def _savers(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
         import huggingface_hub
         import safetensors.torch
+        from transformers import (
+            AutoConfig,
+            AutoTokenizer,
+            PretrainedConfig,
+            PreTrainedModel,
+            PreTrainedTokenizerBase,
+        )
+        from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
+        autos = (c for c in _subclasses(_BaseAutoModelClass) if "from_pretrained" in vars(c))  # each has a copy of its own
+        loaders = (AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, *autos)
         classes = [c for c in {PushToHubMixin, *_subclasses(PushToHubMixin)} if "save_pretrained" in vars(c)]
         return [
             *((c, "save_pretrained", self._redirecting) for c in classes),
+            *((c, "from_pretrained", self._loading) for c in loaders),
             (PushToHubMixin, "push_to_hub", _refusing),
             (huggingface_hub, "create_repo", _refusing),
             (huggingface_hub.HfApi, "create_repo", _refusing),
@@ -268,6 +279,17 @@ class WriteGuard:
             return save(saved, self._elsewhere(save_directory), *args, **kwargs)
 
         return redirected
+
+    def _loading(self, load: Any) -> Any:
+        """`from_pretrained` that finds what `save_pretrained` has led elsewhere."""
+        function = load.__func__
+
+        @functools.wraps(function)
+        def loading(cls: type[Any], name: Any = None, *args: Any, **kwargs: Any) -> Any:
+            saved = self._counterpart(os.path.realpath(os.path.expanduser(name))) if isinstance(name, str | os.PathLike) else ""
+            return function(cls, saved if os.path.isdir(saved) else name, *args, **kwargs)
+
+        return classmethod(loading)
 
     def _checking(self, save: Callable[..., Any], *, position: int) -> Callable[..., Any]:
         @functools.wraps(save)
