@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -200,6 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     chosen = choose(options.problems)
     begin = time.monotonic()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the children: threads of one would wait for those of another, six times as long
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.processes) as pool:
         groups = pool.map(run_problem, [(p, options.seeds) for p in chosen], chunksize=1)
