@@ -28,8 +28,9 @@ from autofit.errors import ScriptError
 from autofit.protocol import SCRATCH
 from autofit.script_command import label, named_outputs
 from autofit.workload.evaluation import first_rows
+from autofit.workload.replacing import replaced
 from autofit.workload.script_arguments import ArgumentKeeper, Origin, Taken
-from autofit.workload.script_guard import TrainingStopped, WriteGuard, replaced
+from autofit.workload.script_guard import TrainingStopped, WriteGuard
 
 EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 

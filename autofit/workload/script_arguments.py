@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import HfArgumentParser, TrainingArguments
 
-from autofit.workload.script_guard import replaced
+from autofit.workload.replacing import replaced
 
 #: schedulers that refuse arguments without an evaluation, which a trial does not run; the speed of a step does not depend on them
 NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")

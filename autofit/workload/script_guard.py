@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import errno
 import functools
-import io
 import os
 import pathlib
 import shutil
@@ -25,6 +24,7 @@ import torch
 from transformers.utils.hub import PushToHubMixin
 
 from autofit.child_environment import QUIET
+from autofit.workload.replacing import Opener, replaced
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: audit event -> positions of the paths it changes, each with the position of its directory's descriptor
@@ -306,46 +306,6 @@ class WriteGuard:
             return save(*args, **kwargs)
 
         return checked
-
-
-class Opener:
-    """Stands for the built-in `open`. No function: one in a class would bind, which the built-in does not; it pickles as what it stands for.
-
-    Args:
-        function: the built-in.
-        led: (file, mode) -> what to open instead.
-    """
-
-    def __init__(self, function: Callable[..., Any], led: Callable[[Any, str], Any]) -> None:
-        self._function, self._led = function, led
-        functools.update_wrapper(self, function)
-
-    def __call__(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """As the built-in."""
-        return self._function(self._led(file, mode), mode, *args, **kwargs)
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """The built-in, wherever it is unpickled."""
-        return _built_in_open, ()
-
-
-def _built_in_open() -> Any:
-    return io.open
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a class or module for a while."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
