@@ -23,6 +23,7 @@ from typing import Any
 
 from autofit.config import Precision
 from autofit.measurement import Measurement
+from autofit.memory.replay import thrashes
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 
 MAX_SKIPPED_STEPS = 16
@@ -35,7 +36,6 @@ UNIT_ROUNDOFF: Mapping[Precision, float] = {
 }
 ROUNDINGS = 256  #: in a row
 SMALL_LOSS = 0.1
-FEWEST_RETRIES, RETRIES_PER_STEP = 2, 0.5  #: of the allocator, in the measured steps: from here on it is thrash
 
 
 def unsound(measurement: Measurement) -> Failure | None:
@@ -134,9 +134,8 @@ def _not_finite(measurement: Measurement) -> Failure | None:
 
 
 def _thrashing(measurement: Measurement) -> Failure | None:
-    """Retries that go on. Under a tight limit PyTorch's allocator may rearrange its segments once, in an early step, and then needs no more."""
     retries, steps = (measurement.facts or {}).get("alloc_retries_after_warmup") or 0, len(measurement.update_seconds)
-    if retries < FEWEST_RETRIES or retries < RETRIES_PER_STEP * steps:
+    if not thrashes(retries, steps):
         return None
     message = f"the allocator freed its cache and tried again {retries} times in {steps} optimizer steps: too close to the limit"
     return Failure(reason=Reason.ALLOCATOR_THRASH, message=message)

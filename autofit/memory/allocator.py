@@ -22,7 +22,7 @@ them answers best fit by bisection.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 UNIT = 512
 SMALL = (1 << 20) // UNIT
@@ -75,23 +75,25 @@ class CachingAllocator:
         self._free_starts: dict[int, int] = {}  # start of a free block -> its size
         self._free_ends: dict[int, int] = {}  # end of a free block -> its start
         self._segments: dict[int, int] = {}  # start -> size
+        self._placed: dict[int, tuple[int, int]] = {}  # allocation -> start and size of its block
         self._top = 0
 
-    def run(self, events: Sequence[int], sizes: Sequence[int]) -> None:
-        """Replay `events` (`k` is the birth of allocation `k`, `~k` its death).
+    def run(self, events: Sequence[int], sizes: Sequence[int], *, first: int = 0) -> None:
+        """Replay `events` (`k` is the birth of allocation `k`, `~k` its death) after those replayed before.
 
         Args:
             sizes: bytes asked for, per allocation.
+            first: position of the first event, for `peak_event` and for errors.
 
         Raises:
             OutOfDeviceMemory: a request does not fit, even after everything free was given back.
         """
         small, large = self._small, self._large
         starts, ends = self._free_starts, self._free_ends
-        placed: dict[int, tuple[int, int]] = {}
+        placed = self._placed
         allocated, peak = self.allocated, self.peak_allocated
         large_rest = self.splits_large_from
-        for index, event in enumerate(events):
+        for index, event in enumerate(events, first):
             if event >= 0:
                 size = (sizes[event] + 511) >> 9 or 1
                 pool, rest_from = (small, 1) if size <= SMALL else (large, large_rest)
@@ -120,6 +122,16 @@ class CachingAllocator:
                 allocated -= size
                 self._free(start, size, small if size <= SMALL else large)
         self.allocated, self.peak_allocated = allocated, peak
+
+    def rename(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """From now on the death of `a` ends the life of `b`, for each pair (`a`, `b`)."""
+        moved = [(a, self._placed.pop(b)) for a, b in pairs]
+        self._placed.update(moved)
+
+    def layout(self, allocations: Iterable[int]) -> tuple[object, ...]:
+        """Where large free blocks and the large ones of `allocations` lie; small ones wander in segments that are there anyhow."""
+        placed = (self._placed[a] for a in allocations)
+        return tuple(self._large), tuple(block for block in placed if block[1] > SMALL)
 
     def _find(self, pool: list[int], size: int) -> int:
         """Row of the best block in `pool`; `len(pool)` when none holds `size` units."""

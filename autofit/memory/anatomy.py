@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.memory.allocator import UNIT
 from autofit.memory.events import Kind, Moment, Trace
+from autofit.memory.repetition import repetition_of
 from autofit.memory.replay import Replay, replay
 
 
@@ -76,7 +77,7 @@ def dissect(
         seen: the trace's replay without a limit, when it is already known.
         reserved_bytes: peak reserved bytes to account for, when not the replay's own.
     """
-    seen = seen or replay(trace.events, trace.sizes, expandable=expandable)
+    seen = seen or replay(trace.events, trace.sizes, expandable=expandable, again=repetition_of(trace))
     if seen.peak_event < 0:
         raise ValueError("the trace has no allocation")
     saved = saved_activations(trace)

@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class Moment(StrEnum):
-    """What the training loop is doing."""
+    """What the training loop is doing; after `END` nothing, and what still dies dies with the loop."""
 
     MODEL = "model"
     INPUT = "input"
@@ -28,6 +28,7 @@ class Moment(StrEnum):
     CLIP = "clip"
     UPDATE = "update"
     ZERO = "zero"
+    END = "end"
 
 
 class Kind(StrEnum):

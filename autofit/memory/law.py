@@ -18,7 +18,8 @@ from typing import Any
 from autofit.errors import FileFormatError
 from autofit.memory.envelope import Envelope
 from autofit.memory.events import Trace
-from autofit.memory.replay import Peaks, Replay, min_capacity, replay, survives
+from autofit.memory.repetition import Repetition, repetition_of
+from autofit.memory.replay import Peaks, Replay, min_capacity, replay
 
 VERSION = 1
 MAX_BATCH = 1 << 16
@@ -44,6 +45,7 @@ class MemoryLaw:
     span: int
     single: Trace | None = None
     _known: dict[str, dict[int, int]] = field(default_factory=dict, repr=False, compare=False)
+    _steps: dict[bool, Repetition | None] = field(default_factory=dict, repr=False, compare=False)
     _replays: dict[tuple[int, bool], Replay] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -115,12 +117,10 @@ class MemoryLaw:
         """What the allocator does at `batch` when memory is no limit."""
         key = (batch, expandable)
         if key not in self._replays:
-            self._replays[key] = replay(self._events(batch), self.sizes(batch), expandable=expandable)
+            self._replays[key] = replay(
+                self._events(batch), self.sizes(batch), expandable=expandable, again=self._again(batch)
+            )
         return self._replays[key]
-
-    def survives(self, batch: int, capacity_bytes: int, *, expandable: bool = False) -> Replay | None:
-        """What the allocator does at `batch` in `capacity_bytes` (context not counted); None = out of memory."""
-        return survives(self._events(batch), self.sizes(batch), capacity_bytes, expandable=expandable)
 
     def predict(self, batch: int, *, expandable: bool = False) -> Peaks:
         """Peaks at `batch` (>= 1) without the context; none of them falls as the batch grows."""
@@ -198,8 +198,18 @@ class MemoryLaw:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(f"not a memory law: {error!r}") from None
 
+    def _traced(self, batch: int) -> Trace:
+        return self.single if batch == 1 and self.single is not None else self.base
+
     def _events(self, batch: int) -> tuple[int, ...]:
-        return self.single.events if batch == 1 and self.single is not None else self.base.events
+        return self._traced(batch).events
+
+    def _again(self, batch: int) -> Repetition | None:
+        traced = self._traced(batch)
+        single = traced is self.single
+        if single not in self._steps:
+            self._steps[single] = repetition_of(traced)
+        return self._steps[single]
 
     def _envelope(self, counter: str, expandable: bool) -> Envelope:
         known = self._known.setdefault(f"{counter}/expandable" if expandable else counter, {})
@@ -227,7 +237,11 @@ class MemoryLaw:
     def _capacity(self, batch: int, *, expandable: bool) -> int:
         unlimited = self.replay(batch, expandable=expandable)
         return min_capacity(
-            self._events(batch), self.sizes(batch), unlimited=unlimited, expandable=expandable
+            self._events(batch),
+            self.sizes(batch),
+            unlimited=unlimited,
+            expandable=expandable,
+            again=self._again(batch),
         )
 
 

@@ -12,6 +12,12 @@ from autofit.memory.allocator import (
     ExpandableAllocator,
     OutOfDeviceMemory,
 )
+from autofit.memory.repetition import Repetition
+
+MOST_REPEATS = 8
+"""Times that a step is repeated at most; one or two are usual, more come under a tight limit."""
+FEWEST_RETRIES, RETRIES_PER_STEP = 2, 0.5
+"""From both on, retries are thrash: the run goes on, at the speed of the driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +28,7 @@ class Replay:
         peak_allocated_bytes: most bytes in use, as `torch.cuda.max_memory_allocated` counts them.
         peak_reserved_bytes: most bytes held from the device, as `torch.cuda.max_memory_reserved` counts them.
         retries: times that everything free was given back to make room.
+        thrashes: whether it goes on retrying as the last step is repeated.
         peak_event: position of the event at which `peak_allocated_bytes` was first reached; -1 without events.
         reserved_at_peak_bytes: bytes held from the device at that event.
     """
@@ -29,6 +36,7 @@ class Replay:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     retries: int
+    thrashes: bool
     peak_event: int
     reserved_at_peak_bytes: int
 
@@ -40,7 +48,7 @@ class Peaks:
     Attributes:
         peak_allocated_bytes: most bytes in use at once: with less than this no allocator can help.
         peak_reserved_bytes: what the allocator holds in the end when it is never short of memory.
-        min_capacity_bytes: smallest memory in which it survives, giving back what it can when short.
+        min_capacity_bytes: smallest memory in which it survives, giving back what it can when short, but not in every step.
     """
 
     peak_allocated_bytes: int
@@ -54,6 +62,7 @@ def replay(
     *,
     capacity_bytes: int | None = None,
     expandable: bool = False,
+    again: Repetition | None = None,
 ) -> Replay:
     """Replay `events` from an empty allocator.
 
@@ -62,29 +71,61 @@ def replay(
         sizes: bytes asked for, per allocation.
         capacity_bytes: device memory beside the context; None = without limit.
         expandable: whether `expandable_segments:True` is set.
+        again: the part of the events that goes on until free memory has come to rest.
 
     Raises:
         OutOfDeviceMemory: it does not fit.
     """
     allocator = (ExpandableAllocator if expandable else CachingAllocator)(capacity_bytes)
-    allocator.run(events, sizes)
+    end = len(events) if again is None else again.end
+    allocator.run(events[:end], sizes)
+    before = allocator.retries
+    repeats = 0 if again is None else _repeat_to_rest(allocator, events, sizes, again)
     return Replay(
         peak_allocated_bytes=allocator.peak_allocated * UNIT,
         peak_reserved_bytes=allocator.peak_reserved * UNIT,
         retries=allocator.retries,
+        thrashes=thrashes(allocator.retries - before, repeats),
         peak_event=allocator.peak_event,
         reserved_at_peak_bytes=allocator.reserved_at_peak * UNIT,
     )
 
 
+def thrashes(retries: int, steps: int) -> bool:
+    """Whether `retries` in `steps` optimizer steps are a habit.
+
+    Under a tight limit PyTorch's allocator may rearrange its segments once, in an early step, and then needs no more.
+    """
+    return retries >= FEWEST_RETRIES and retries >= RETRIES_PER_STEP * steps
+
+
+def _repeat_to_rest(
+    allocator: CachingAllocator, events: Sequence[int], sizes: Sequence[int], again: Repetition
+) -> int:
+    """Returns how often the step was repeated."""
+    step, left = events[again.begin : again.end], [successor for _, successor in again.carried]
+    seen: set[object] = set()
+    while len(seen) < MOST_REPEATS and (layout := allocator.layout(left)) not in seen:
+        seen.add(layout)
+        allocator.rename(again.carried)
+        allocator.run(step, sizes, first=again.begin)
+    return len(seen)
+
+
 def survives(
-    events: Sequence[int], sizes: Sequence[int], capacity_bytes: int, *, expandable: bool = False
+    events: Sequence[int],
+    sizes: Sequence[int],
+    capacity_bytes: int,
+    *,
+    expandable: bool = False,
+    again: Repetition | None = None,
 ) -> Replay | None:
-    """The replay under `capacity_bytes`, or None when it runs out of memory."""
+    """The replay under `capacity_bytes`, or None when it runs out of memory or thrashes."""
     try:
-        return replay(events, sizes, capacity_bytes=capacity_bytes, expandable=expandable)
+        seen = replay(events, sizes, capacity_bytes=capacity_bytes, expandable=expandable, again=again)
     except OutOfDeviceMemory:
         return None
+    return None if seen.thrashes else seen
 
 
 def min_capacity(
@@ -93,6 +134,7 @@ def min_capacity(
     *,
     unlimited: Replay | None = None,
     expandable: bool = False,
+    again: Repetition | None = None,
     probes: int = 2,
 ) -> int:
     """Smallest capacity in bytes in which `events` survive, between peak allocated and peak reserved.
@@ -104,14 +146,14 @@ def min_capacity(
     Args:
         events, sizes: see `replay`.
         unlimited: the replay without a limit, when it is already known.
-        expandable: whether `expandable_segments:True` is set.
+        expandable, again: see `replay`.
         probes: capacities above a first answer that are tried as well.
     """
-    unlimited = unlimited or replay(events, sizes, expandable=expandable)
+    unlimited = unlimited or replay(events, sizes, expandable=expandable, again=again)
     low, top = unlimited.peak_allocated_bytes, unlimited.peak_reserved_bytes
 
     def fits(capacity: int) -> bool:
-        return survives(events, sizes, capacity, expandable=expandable) is not None
+        return survives(events, sizes, capacity, expandable=expandable, again=again) is not None
 
     if low >= top:
         return top

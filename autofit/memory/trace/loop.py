@@ -175,6 +175,7 @@ class TrainingLoop:
             self.tracer.mark(Moment.ZERO, step=step)
             self.reset_gradients()
         self.tracer.recording_costs = False
+        self.tracer.mark(Moment.END, step=self.settings.steps)
         del batches, grad_norm, loss, inputs, total_loss
 
     def make_optimizer(self) -> torch.optim.Optimizer:

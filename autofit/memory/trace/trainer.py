@@ -61,6 +61,9 @@ class _Moments(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._watch.after_update()
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._watch.after_step()
+
 
 class _Watch:
     """Wraps the methods of one Trainer so that phases and kinds are recorded."""
@@ -115,6 +118,11 @@ class _Watch:
         self.tracer.classify(optimizer_tensors(self.trainer.optimizer), Kind.OPTIMIZER_STATE)
         self.mark(Moment.ZERO)
         self.step, self.micro_step = self.step + 1, 0
+
+    def after_step(self) -> None:
+        """The gradients are gone; what dies after the last step dies with the Trainer."""
+        if self.step == self.settings.steps:
+            self.mark(Moment.END)
 
 
 def train(
