@@ -68,7 +68,7 @@ def test_the_phases_of_every_step_are_marked_in_order() -> None:
     trace = in_child(traced, "bert", 2)
     micro = [Moment.FORWARD, Moment.BACKWARD]
     step = [Moment.INPUT, *micro, *micro, Moment.CLIP, Moment.UPDATE, Moment.ZERO]
-    assert [m.moment for m in trace.marks] == [Moment.MODEL, *step, *step]
+    assert [m.moment for m in trace.marks] == [Moment.MODEL, *step, *step, Moment.END]
     assert [m.micro_step for m in trace.marks if m.moment is Moment.FORWARD] == [0, 1, 0, 1]
 
 
