@@ -36,6 +36,7 @@ class Window:
         max_unskipped: with a gradient scaler, go on until this many steps were not skipped ...
         patience_steps: ... but no longer than this.
         least_micro_steps: measured micro-steps below which no time is enough (uneven batches need several).
+        resting_steps, resting_seconds: while memory has not come to rest, go on until this many steps or this much measured time.
     """
 
     optimizer_steps: int | None = None
@@ -45,18 +46,27 @@ class Window:
     max_unskipped: int = 2
     patience_steps: int = 40
     least_micro_steps: int = 1
+    resting_steps: int = 10
+    resting_seconds: float = 4.0
 
-    def enough(self, *, steps: int, unskipped: int, micro_steps: int, seconds: float) -> bool:
+    def enough(self, *, steps: int, unskipped: int, micro_steps: int, seconds: float, at_rest: bool = True) -> bool:
         """Whether to stop after `steps` optimizer steps (`unskipped` of them real), with `micro_steps` measured in `seconds`."""
         if self.optimizer_steps is not None:
             return steps >= self.optimizer_steps and micro_steps >= 1
         if unskipped < self.max_unskipped and steps < self.patience_steps:
+            return False
+        if not at_rest and self.waits(steps=steps, seconds=seconds):
             return False
         if steps < self.min_steps or micro_steps < self.least_micro_steps:
             return False
         return seconds >= self.seconds or (
             micro_steps >= self.min_micro_steps and seconds >= self.seconds / 2
         )
+
+
+    def waits(self, *, steps: int, seconds: float) -> bool:
+        """Whether to go on for memory to come to rest."""
+        return steps < self.resting_steps and seconds < self.resting_seconds
 
 
 @dataclass
@@ -76,9 +86,11 @@ class StepClock(TrainerCallback):
         window: when to stop.
         enter: called with the name of each phase (`forward`, `backward`, `update`, `fetch`).
         on_warm: called once, after the prelude, or after the first optimizer step where there is none.
-        prelude_steps: optimizer steps, not skipped ones, that a `DataFeed` gives the longest batch; they are not measured.
+        prelude_steps: optimizer steps, not skipped ones, that a `DataFeed` gives the longest batch, and more until memory is at
+            rest; they are not measured.
         settle_steps: further steps that are not measured.
         busy: asked after each step: whether it did something that is no part of the training's speed, as compiling is.
+        at_rest: asked after each step: whether memory has come to rest, as far as that matters.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class StepClock(TrainerCallback):
         prelude_steps: int = 0,
         settle_steps: int = 1,
         busy: Callable[[], bool] = lambda: False,
+        at_rest: Callable[[], bool] = lambda: True,
     ) -> None:
         self.samples = Samples()
         self.losses: list[float] = []
@@ -99,7 +112,7 @@ class StepClock(TrainerCallback):
         self.prelude_counts: list[BatchCount] = []
         self.prelude_seconds: list[float] = []  # micro-steps of the prelude's last step
         self._prelude, self._settle, self._warm = prelude_steps, settle_steps, False
-        self._busy = busy
+        self._busy, self._at_rest = busy, at_rest
         self._batches = 0  # of the loader, that were trained on
         self._window, self._enter, self._on_warm = window, enter, on_warm
         self._begins: list[float] = []
@@ -148,13 +161,13 @@ class StepClock(TrainerCallback):
         assert self._trainer is not None
         self.steps += 1
         self.skipped += bool(self._trainer.accelerator.optimizer_step_was_skipped)
-        counts = self._counter.close()
+        counts, at_rest = self._counter.close(), self._at_rest()
         if self.in_prelude:
             self.prelude_counts += counts
             self.prelude_seconds = [end - begin for begin, end in zip(self._begins, self._ends)]
-            done = self.steps - self.skipped >= self._prelude or self.steps >= self._window.patience_steps
-            self._prelude = 0 if done else self._prelude
-            self._measured_since = now
+            self._measured_since = now if self.steps == 1 else self._measured_since
+            if self._prelude_is_over(now, at_rest):
+                self._prelude, self._measured_since = 0, now
         else:
             self._close_own_step(now, counts)
         if not self._warm and not self.in_prelude:
@@ -167,6 +180,7 @@ class StepClock(TrainerCallback):
             unskipped=self.steps - self.skipped,
             micro_steps=len(self.samples.micro),
             seconds=now - self._measured_since,
+            at_rest=at_rest,
         )
         self._last_end = time.perf_counter()
         return control
@@ -175,6 +189,12 @@ class StepClock(TrainerCallback):
     def in_prelude(self) -> bool:
         """Whether the next optimizer step is to see the longest batch."""
         return self._prelude > 0
+
+    def _prelude_is_over(self, now: float, at_rest: bool) -> bool:
+        if self.steps >= self._window.patience_steps:
+            return True
+        waits = not at_rest and self._window.waits(steps=self.steps, seconds=now - self._measured_since)
+        return self.steps - self.skipped >= self._prelude and not waits
 
     def _close_own_step(self, now: float, counts: list[BatchCount]) -> None:
         """A step on the loader's own batches: the first ones settle, the others are measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from autofit.workload.knobs import KnobWitness, weight_dtype
 from autofit.workload.limits import MemoryMeter, meter_for
 from autofit.workload.loader import LoaderWatch
 from autofit.workload.models import ResolvedModel
+from autofit.workload.rest import RestWatch
 from autofit.workload.script import Training, run_script
 from autofit.workload.script_arguments import NEEDS_EVALUATION
 from autofit.workload.script_guard import TrainingStopped
@@ -132,11 +134,10 @@ def script_arguments(config: TrialConfig, *, cpu: bool) -> dict[str, Any]:
 
 
 def window_of(request: TrialRequest) -> Window:
-    """How long the trial runs. A confirmation runs two optimizer steps at full accumulation, at least."""
-    return Window(
-        optimizer_steps=request.optimizer_steps,
-        seconds=0.0 if request.full_length else request.window_seconds,
-    )
+    """How long the trial runs. A confirmation runs two optimizer steps at full accumulation; where memory is short, until its use has come to rest."""
+    if request.full_length:
+        return Window(optimizer_steps=request.optimizer_steps, seconds=0.0, resting_seconds=math.inf)
+    return Window(optimizer_steps=request.optimizer_steps, seconds=request.window_seconds)
 
 
 def trial_config(request: TrialRequest) -> TrialConfig:
@@ -241,6 +242,7 @@ def attached_clock(
         prelude_steps=PRELUDE_STEPS if feed.uneven else 0,
         settle_steps=0 if feed.uneven and whole else 1,
         busy=effects.busy,
+        at_rest=RestWatch(meter, request.memory_limit_bytes),
     )
     feed.attach(trainer, lambda: clock.in_prelude)
     clock.attach(trainer)

@@ -128,6 +128,14 @@ def test_steps_skipped_by_the_scaler_do_not_count_until_patience_ends() -> None:
     assert window.enough(steps=40, unskipped=0, micro_steps=78, seconds=5.0)
 
 
+def test_the_window_stays_open_while_memory_grows_but_not_for_ever() -> None:
+    window = Window(seconds=0.0, resting_steps=10)
+    assert window.enough(steps=2, unskipped=2, micro_steps=2, seconds=1.0)
+    assert not window.enough(steps=9, unskipped=9, micro_steps=9, seconds=1.0, at_rest=False)
+    assert window.enough(steps=10, unskipped=10, micro_steps=10, seconds=1.0, at_rest=False)
+    assert window.enough(steps=3, unskipped=3, micro_steps=3, seconds=window.resting_seconds, at_rest=False)
+
+
 def test_a_trainer_subclass_keeps_its_own_loss_and_step(time: VirtualTime, tmp_path: Path) -> None:
     seen: list[str] = []
 
