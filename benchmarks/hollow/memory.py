@@ -1,7 +1,7 @@
 """Peaks predicted against those of PyTorch's own allocator on the hollow device: a dated report, and the rows that the memory tests compare with.
 
     python -m benchmarks.hollow -- python -m benchmarks.evidence --out DIR --minutes 12 --stages facts,memory
-    python -m benchmarks.hollow.memory DIR [DIR ...] --date 2026-11-21
+    python -m benchmarks.hollow.memory DIR [DIR ...] --date 2026-11-22
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ CAVEATS = (
     "A card's cuDNN and cuBLAS choose workspaces of their own, which are taken to be empty here: convolutions and cuDNN's attention need more on a card.",
     "The context is a constant here; a card's is measured at the start of every search.",
     "Whether a mask may be left out is answered as for rows without padding; every other data-dependent branch sees zeros.",
+    "The two that are too high: a law over batches rounds the workspaces of large sums up; embedding gradients follow the token ids, which are zeros here.",
     "No speed is shown: nothing computes.",
 )
 COMMANDS = [line for line in (__doc__ or "").splitlines() if line.startswith("    ")]
