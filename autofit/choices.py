@@ -25,8 +25,6 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
         UserError: a named choice is impossible here, or nothing is left.
     """
     capabilities = capabilities_of(facts)
-    if spec.workload.script is not None and "attn" in spec.tune:
-        raise UserError("--tune attn cannot be used: the script loads its model itself", hint="leave attn out of --tune")
     wider = widen(
         spec.tune,
         capabilities,

@@ -111,7 +111,6 @@ class TestSpace:
         [
             ("liger", {}, "liger_kernel is not installed"),
             ("offload", {"checkpointing": (False,)}, "excludes that"),
-            ("attn", {"workload": Workload(model="train.py", script=("train.py",))}, "the script loads its model itself"),
             ("pure_bf16", {"described": facts(Precision.FP32)}, "bf16 is not native"),
             ("compile", {"described": facts(compile={"problem": "there is no C++ compiler"})}, "there is no C\\+\\+ compiler"),
             ("every_n_layers", {"described": {**facts(), "model": {}}}, "nothing is known"),

@@ -388,6 +388,34 @@ def test_checkpointing_of_the_script_itself_is_switched_off_where_a_trial_is_wit
     assert result.outcome is Outcome.COMPLETED, result.failure
 
 
+EAGER = CONFIG.but(extra=(("attn_implementation", "eager"),))
+
+
+def test_another_attention_is_tried_on_the_model_that_the_script_loads(place: Place) -> None:
+    place.script("""
+        class Own(Trainer):
+            def compute_loss(self, model, *args, **kwargs):
+                said(attention=[model.config._attn_implementation, *{m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}])
+                return super().compute_loss(model, *args, **kwargs)
+        Own(model=model(), args=args, train_dataset=rows).train()
+    """)
+    assert place.describe()["extras"]["attn"]["default"] == "sdpa"
+    result = place.run(EAGER)
+    assert result.outcome is Outcome.COMPLETED, result.failure
+    assert json.loads(place.said.read_text()) == {"attention": ["eager", "eager"]}
+    assert result.measurement is not None
+    facts = result.measurement.facts or {}
+    assert (facts["asked"]["attn_implementation"], facts["seen"]["attn_implementation"]) == ("eager", "eager")
+
+
+def test_a_model_that_is_made_inside_the_training_keeps_its_attention_and_that_is_said(place: Place) -> None:
+    place.script("Trainer(model_init=model, args=args, train_dataset=rows).train()")
+    result = place.run(EAGER)
+    assert result.outcome is Outcome.FAILED
+    assert result.failure is not None
+    assert result.failure.message.startswith("eager attention cannot be tried: the script's model_init builds the model")
+
+
 def test_early_stopping_schedulers_and_trackers_do_not_stop_a_trial(place: Place) -> None:
     place.script(
         """

@@ -17,9 +17,10 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.training_args import OptimizerNames
 
+from autofit.arguments import model_arguments
 from autofit.config import PRECISION_FACTS, TrialConfig
 from autofit.errors import ScriptError
-from autofit.workload.construct import in_dtype
+from autofit.workload.construct import in_dtype, set_attention, without_adapters
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.script_guard import TrainingStopped
 from autofit.workload.subject import lengthened
@@ -41,24 +42,32 @@ class LeaveWhenStopped(TrainerCallback):
 
 
 def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
-    """Silence the Trainer, look at its data, and bring weights and checkpointing to what `config` says.
+    """Silence the Trainer, look at its data, and bring weights, attention and checkpointing to what `config` says.
 
     Raises:
         ScriptError: the script trains over several processes, has no training data, or makes its model inside the training where
-            the weights' dtype would have to change.
+            the weights' dtype or the attention would have to change.
+        UserError: the model does not take the attention.
     """
     refuse_distributed(trainer)
     silence(trainer)
     trainer.train_dataset = long_enough(trainer.train_dataset, 1)
     wanted = PRECISION_FACTS[config.precision].weight_dtype
     if wanted == "bfloat16" and weight_dtype(model) != wanted:
-        if trainer.model_init is not None:
-            raise ScriptError(
-                "pure_bf16 cannot be tried: the script's model_init builds the model in another dtype"
-            )
+        _require_finished(trainer, "pure_bf16", "dtype")
         in_dtype(model, torch.bfloat16)
+    attention = model_arguments(config).get("attn_implementation")
+    if attention is not None:
+        _require_finished(trainer, f"{attention} attention", "attention")
+        set_attention(without_adapters(model), attention)
     checkpointing_as_asked(model, config)
     refuse_missing_loss(trainer)
+
+
+def _require_finished(trainer: Trainer, what: str, trait: str) -> None:
+    """A model that is made anew inside the training is out of reach."""
+    if trainer.model_init is not None:
+        raise ScriptError(f"{what} cannot be tried: the script's model_init builds the model in another {trait}")
 
 
 def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
