@@ -159,7 +159,7 @@ def _whole(text: str) -> str:
 def text_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int, *, gap: int = 2
 ) -> list[str]:
-    """Return a header and the rows as lines, indented by two; where room is short, what folds narrows, widest first.
+    """Return a header and the rows as lines, indented by two; where room is short, what folds narrows, widest first, and words break last.
 
     Columns that are empty in every row are left out. Nothing is cut: a cell that is too long goes on in the next line.
 
@@ -174,9 +174,13 @@ def text_table(
         return []
     sizes = {i: max(len(columns[i].title), *(len(row[i]) for row in rows)) for i in used}
     room = max(NARROWEST, width) - 2 - gap * (len(used) - 1)
-    folding = [i for i in used if columns[i].folds]
-    while sum(sizes.values()) > room and any(sizes[i] > NARROWEST_CELL for i in folding):
-        sizes[max(folding, key=lambda i: sizes[i])] -= 1
+    words = {i: max((len(word) for row in rows for word in _whole(row[i]).split(" ")), default=0) for i in used}
+    for least in (words, dict.fromkeys(used, 0)):
+        while sum(sizes.values()) > room:
+            wide = [i for i in used if columns[i].folds and sizes[i] > max(NARROWEST_CELL, least[i])]
+            if not wide:
+                break
+            sizes[max(wide, key=lambda i: sizes[i])] -= 1
     lines = []
     for row in [[c.title for c in columns], *rows]:
         folded = {i: textwrap.wrap(_whole(row[i]), sizes[i], break_on_hyphens=False) for i in used}

@@ -114,6 +114,17 @@ def test_a_table_loses_no_word_and_keeps_to_its_width(rows: list[tuple[str, str,
     assert all(len(line) <= max(NARROWEST, width) for line in lines)
 
 
+def test_words_break_only_where_no_other_cell_can_fold() -> None:
+    columns = [Column(title="a", folds=True), Column(title="b", folds=True)]
+    words = ["attn_implementation=flash_attention_2", "slower than the winner by three percent"]
+    lines = text_table(columns, [words], 60)
+    assert lines[1].split()[0] == words[0]
+    assert all(len(line) <= 60 for line in lines)
+    broken = text_table(columns, [["-" * 50, "=" * 50]], 60)
+    assert "".join(broken[1:]).count("-") == 50
+    assert all(len(line) <= 60 for line in broken)
+
+
 def test_numbers_are_aligned_right_and_empty_columns_left_out() -> None:
     columns = [Column(title="name"), Column(title="n", right=True), Column(title="nothing")]
     assert text_table(columns, [["a", "1", ""], ["bb", "100", ""]], 80) == [
