@@ -112,10 +112,12 @@ def why_no_hand_recipe(
     """Why no power of two is known to fit; None when one is.
 
     Args:
-        recipes: ascending by batch size.
+        recipes: ascending by batch size; none where a recorded grid lacks them.
         records: all trials.
         skipped: why a configuration need not run, by all records.
     """
+    if not recipes:
+        return "none of it is in the recorded grid"
     if settled_hand_recipe(recipes, records) is not None:
         return None
     failures = [r.failure for r in records if r.config in recipes and r.failure is not None and not r.interrupted]

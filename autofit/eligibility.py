@@ -42,9 +42,9 @@ class Eligibility:
         return [config for config in self._space.configs if self.may_run(config, records)]
 
     def may_run(self, config: TrialConfig, records: Records) -> bool:
-        """Whether it was neither run nor answered, did not fail for good, and nothing says that it cannot fit."""
+        """Whether it was not run to an answer, did not fail for good, and nothing says (any more) that it cannot fit."""
         own = [r for r in records if r.config == config]
-        known = any(r.outcome is not Outcome.FAILED for r in own)
+        known = any(r.outcome in (Outcome.COMPLETED, Outcome.INFEASIBLE) for r in own)
         return not known and not failed_for_good(own) and self.reason_to_skip(config, records) is None
 
     def reason_to_skip(self, config: TrialConfig, records: Records) -> Failure | None:

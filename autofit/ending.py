@@ -10,9 +10,6 @@ from autofit.predict import dominates, is_memory_failure
 from autofit.trial import Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
-#: failures of the training itself: without them, or with more time, the configuration may well have fitted
-BROKEN = frozenset({Reason.ERROR, Reason.CRASH, Reason.UNREADABLE_ANSWER, Reason.TIMEOUT})
-
 
 def all_failed(records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Every trial that ran to an end of its own, if all of them failed; else none."""
@@ -57,7 +54,7 @@ def nothing_completed(
             hint="give it more --trials or --timeout, or smaller batches with --batch-size",
         )
     return (
-        nothing_sound(records)
+        nothing_sound(records, limit_bytes=limit_bytes)
         or broken(records, limit_bytes=limit_bytes)
         or nothing_fits(records, effective_batch=effective_batch, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes)
     )
@@ -76,34 +73,39 @@ def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
 
 def _failed(who: str, failure: Failure) -> SearchFailed:
     hint = "the traceback is the training's own: fix what it says, then search again"
+    if not (failure.traceback or failure.log_tail):
+        hint = "search other configurations: --precision, --optim and --checkpointing choose"
     if failure.reason is Reason.TIMEOUT:
         hint = "give trials more time with --trial-timeout, or search a smaller model"
     return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)
 
 
 def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
-    """The error where some configurations do not fit and the others fail in the training itself; None where memory alone is the cause."""
-    too_large = [r.config for r in records if is_memory_failure(r)]
+    """The error where the training itself failed in configurations that may well have fitted; None where memory alone is the cause."""
+    too_large = {r.config for r in records if is_memory_failure(r)}
     failed = [
-        r.failure
+        r
         for r in records
-        if r.outcome is Outcome.FAILED and r.failure is not None and r.failure.reason in BROKEN
+        if r.outcome is Outcome.FAILED and r.failure is not None and not r.interrupted
         if not any(dominates(r.config, smaller) for smaller in too_large)
     ]
-    if not failed:
+    if not failed or failed[0].failure is None:
         return None
-    return _failed(f"no trial completed: {len(set(too_large))} did not fit into {format_bytes(limit_bytes)}, {len(failed)} failed", failed[0])
+    completed = any(r.outcome is Outcome.COMPLETED for r in records)
+    who = "no trial completed but baselines that were not asked for" if completed else "no trial completed"
+    misfits = f"{len(too_large)} did not fit into {format_bytes(limit_bytes)}, " if too_large else ""
+    return _failed(f"{who}: {misfits}{len({r.config for r in failed})} failed", failed[0].failure)
 
 
-def nothing_sound(records: Sequence[TrialRecord]) -> SearchFailed | None:
-    """The error where trials ran and fitted, and none of them trained soundly; None where memory had a part in it."""
-    infeasible = [r for r in records if r.outcome is Outcome.INFEASIBLE and r.failure is not None]
-    if not infeasible or any(is_memory_failure(r) for r in infeasible):
+def nothing_sound(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
+    """The error where configurations ran and fitted, and none of them trained soundly; None where none did."""
+    unsound = [r for r in records if r.outcome is Outcome.INFEASIBLE and not is_memory_failure(r)]
+    if not unsound or unsound[0].failure is None:
         return None
-    first = infeasible[0].failure
-    assert first is not None
+    first, misfits = unsound[0].failure, len({r.config for r in records if is_memory_failure(r)})
+    which = f"that fits into {format_bytes(limit_bytes)} " if misfits else ""
     hint = "allow --precision fp32" if first.reason is Reason.DEPARTS_FROM_FP32 else "look at the loss of this training in fp32 first"
-    return SearchFailed(f"no configuration trains soundly: {first.message}", traceback="", hint=hint)
+    return SearchFailed(f"no configuration {which}trains soundly: {first.message}", traceback="", hint=hint)
 
 
 def nothing_fits(

@@ -192,13 +192,16 @@ def own_class(result: TuneResult) -> tuple[str | None, str]:
 
 
 def auto_class(result: TuneResult) -> str:
-    """Name of the transformers class that loads the model for its task; `AutoModel` where no task is known."""
+    """Name of the transformers class that loads the model for its task; `AutoModel` where no task is known (a recorded grid may name any)."""
     from autofit.workload.tasks import Task, parse_task
 
     task = result.model.get("task") or result.spec.workload.task
     if task is None:
         return "AutoModel"
-    return (task if isinstance(task, Task) else parse_task(str(task))).auto_class_name
+    try:
+        return (task if isinstance(task, Task) else parse_task(str(task))).auto_class_name
+    except UserError:
+        return "AutoModel"
 
 
 def is_live(result: TuneResult) -> bool:

@@ -62,6 +62,8 @@ def open_study(
         study.set_user_attr(IDENTITY, identity)
         return study
     check_writable(path, what="study file")
+    if Path(path).exists() and not Path(path).is_file():
+        raise StudyError(f"study file {str(path)!r} is no regular file: it could not be read again", hint=HINT_NEW)
     storage, begun = _storage(Path(path))
     # Nothing is written to the file before it is known to be ours: what is refused stays as it was, byte for byte.
     known = optuna.load_study(study_name=STUDY_NAME, storage=storage, sampler=sampler) if begun else None

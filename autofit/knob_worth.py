@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autofit.config import Scalar, TrialConfig
+from autofit.predict import is_memory_failure
 from autofit.result import Estimate, TuneResult, estimates
 from autofit.trial import Outcome, TrialRecord
 
@@ -50,14 +51,15 @@ class ValueWorth:
         value: of the knob; None where an extra is not set.
         best: the fastest feasible configuration with this value; None when none completed.
         relative: its speed as a share of the winner's; None when none completed.
-        completed, infeasible: configurations with this value that completed, or ran and did not fit.
+        completed, misfits, unsound: configurations with this value that completed, did not fit, or fitted and trained unsoundly.
     """
 
     value: Scalar
     best: Estimate | None
     relative: float | None
     completed: int
-    infeasible: int
+    misfits: int
+    unsound: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,8 @@ def _value_worth(
         best=best,
         relative=None if best is None else best.samples_per_second / winner.samples_per_second,
         completed=len(completed),
-        infeasible=sum(r.outcome is Outcome.INFEASIBLE for r in having),
+        misfits=sum(map(is_memory_failure, having)),
+        unsound=sum(r.outcome is Outcome.INFEASIBLE and not is_memory_failure(r) for r in having),
     )
 
 

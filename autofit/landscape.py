@@ -7,6 +7,8 @@ File: `{"schema": "autofit/landscape", "version": 1, "spec", "device", "software
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,10 +18,13 @@ from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
+from autofit.kinds import check_kinds
 from autofit.measurement import Measurement, Memory
+from autofit.trial import AFTER_SEARCH
 from autofit.units import MAX_BYTES
 
 SCHEMA, VERSION = "autofit/landscape", 1
+ENFORCED = "enforced_limit_bytes"  #: in `Landscape.spec`: what trials could use when no limit was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +122,21 @@ class Landscape:
         batches = {p.config.effective_batch() for p in self.points}
         if len(batches) > 1:
             raise FileFormatError(f"the landscape mixes effective batches: {sorted(batches)}")
-        if len({p.config.key() for p in self.points}) != len(self.points):
+        if len({p.config for p in self.points}) != len(self.points):
             raise FileFormatError("the landscape holds a configuration twice")
+        after = next((name for p in self.points for name, _ in p.config.extra if name in AFTER_SEARCH), None)
+        if after is not None:
+            raise FileFormatError(f"the landscape holds points with {after}, which is tuned after the search and is no part of a grid")
 
     @property
     def effective_batch(self) -> int:
         """Of every point (one device)."""
         return self.points[0].config.effective_batch()
+
+    def digest(self) -> str:
+        """A name for the recorded points and their device: equal for equal grids only."""
+        text = json.dumps([self.device.to_json(), sorted((p.to_json() for p in self.points), key=str)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
         """The landscape as the file holds it."""
@@ -164,20 +177,22 @@ class Landscape:
         for position, raw in enumerate(raw_points):
             try:
                 points.append(Point.from_json(raw))
-            except (UserError, KeyError, TypeError, ValueError) as error:
+            except (UserError, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise FileFormatError(f"point {position} of the landscape is not readable: {error}") from None
         try:
-            return cls(
+            found = cls(
                 points=tuple(points),
-                device=Device.from_json({"total_memory_bytes": 0, **(data.get("device") or {})}),
+                device=Device.from_json({"total_memory_bytes": 0, **_known(data.get("device") or {})}),
                 spec=dict(data.get("spec") or {}),
                 software=dict(data.get("software") or {}),
                 modelled=bool(data.get("modelled", False)),
             )
+            check_kinds(found)
         except (TypeError, ValueError, AttributeError) as error:
             raise FileFormatError(
                 f"the landscape's device, spec or software is not readable: {error}"
             ) from None
+        return found
 
     @classmethod
     def load(cls, path: str | Path) -> Landscape:
@@ -192,6 +207,11 @@ def _largest(one: Memory, other: Memory) -> Memory:
         known = [value for value in (getattr(one, counter.name), getattr(other, counter.name)) if value is not None]
         most[counter.name] = max(known, default=None)
     return replace(one, **most)
+
+
+def _known(device: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of a device: null is nothing."""
+    return {name: value for name, value in device.items() if value is not None}
 
 
 def _counter(data: Mapping[str, Any], name: str) -> int | None:

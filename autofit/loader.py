@@ -76,7 +76,7 @@ def next_step(
         if name in lost or not _applies(name, current, tolerance):
             continue
         config = with_setting(current.config, name, value)
-        own = [r for r in records if r.config == config and r.role is Role.LOADER]
+        own = [r for r in records if r.config == config and r.role is Role.LOADER and not r.interrupted]
         if not own:
             return LoaderStep(best=current.config, kept=kept_settings(current.config), next=config, limits=True, share=share)
         run = _run_of(config, own)

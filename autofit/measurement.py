@@ -25,6 +25,7 @@ from autofit.errors import UserError
 from autofit.uneven import BatchSizes, at_mean_batch
 
 BOOTSTRAP_ROUNDS = 200
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e12  #: beyond these no clock has counted, and speeds overflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +101,12 @@ class Measurement:
     def __post_init__(self) -> None:
         for name in ("micro_step_seconds", "fetch_seconds", "update_seconds"):
             values = tuple(float(v) for v in getattr(self, name))
-            if any(not math.isfinite(v) or v < 0 for v in values):
+            if any(not 0 <= v <= LONGEST_SECONDS for v in values):
                 raise UserError(f"{name} must be finite and not negative")
             object.__setattr__(self, name, values)
         if not self.micro_step_seconds:
             raise UserError("a measurement needs at least one micro_step_seconds")
-        if min(self.micro_step_seconds) == 0.0:
+        if min(self.micro_step_seconds) < SHORTEST_SECONDS:
             raise UserError("micro_step_seconds must be positive")
         object.__setattr__(self, "losses", tuple(self.losses))
 

@@ -28,7 +28,7 @@ NORMAL_95 = 1.96
 CONTEXT_SHARE = 0.5  #: of the smallest prediction's error, that may be the context's
 _SHARED = {"all": 0.3, "class": 0.45, "own": 0.25}  # shares of the variance of a prediction's relative error
 _LEAST_ERROR = 1e-3  # of the limit: below this a prediction is as good as exact
-_MEMORY_REASONS = (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)
+MEMORY_REASONS = (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,9 @@ class MemoryBelief:
             row = self._row[sighting.config]
             fits[row] = 0.0 if sighting.needed_bytes is None else 1.0
         failed = [s.config for s in sightings if s.needed_bytes is None]
+        ran = {s.config for s in sightings if s.needed_bytes is not None}
         for row, config in enumerate(self._configs):
-            if any(dominates(config, smaller) for smaller in failed):
+            if config not in ran and any(dominates(config, smaller) for smaller in failed):
                 fits[row] = 0.0
         self._fits = fits
         return fits
@@ -214,7 +215,7 @@ def is_memory_failure(record: TrialRecord) -> bool:
     return (
         record.outcome is Outcome.INFEASIBLE
         and record.failure is not None
-        and record.failure.reason in _MEMORY_REASONS
+        and record.failure.reason in MEMORY_REASONS
     )
 
 

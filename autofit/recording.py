@@ -13,9 +13,9 @@ from typing import Any
 from autofit.config import TrialConfig
 from autofit.device import Device
 from autofit.errors import FileFormatError, SearchFailed, UserError
-from autofit.landscape import Landscape, Point
+from autofit.landscape import ENFORCED, Landscape, Point
 from autofit.measurement import Measurement
-from autofit.predict import dominates
+from autofit.predict import MEMORY_REASONS, dominates
 from autofit.process import ProcessRunner
 from autofit.runner import Runner, TrialRequest
 from autofit.scene import choose_device, data_identity, memory_limit, space_of
@@ -38,8 +38,8 @@ def record_landscape(
 ) -> Landscape:
     """Run every configuration that `spec` allows and write the landscape after each.
 
-    A configuration that needs at least as much memory as one that did not fit is recorded as out of memory without a run. One that fails for
-    another reason is left out (said), and tried again by the next call. Further rounds run the grid again in another order, so that a
+    A configuration that needs at least as much memory as one that did not fit is recorded as out of memory without a run. One that fails, or
+    trains unsoundly, is left out (said), and tried again by the next call. Further rounds run the grid again in another order, so that a
     machine's slow minutes do not fall on neighbours; the samples of all rounds are kept.
 
     Args:
@@ -62,15 +62,15 @@ def record_landscape(
         facts = runner.describe()
         device = Device.from_json(facts["device"])
         runner.context_bytes = device.context_bytes
-        described = _described(spec, facts)
+        described, limit = _described(spec, facts), memory_limit(spec, device, None)
         recording = Recording(
             path=Path(path),
             device=replace(device, holders=()),
-            described=described,
+            described={**described, ENFORCED: limit},
             software=facts["software"],
             request_of=partial(
                 TrialRequest,
-                memory_limit_bytes=memory_limit(spec, device, None),
+                memory_limit_bytes=limit,
                 timeout_seconds=spec.trial_timeout_seconds,
                 window_seconds=window_seconds,
                 seed=spec.seed,
@@ -130,8 +130,12 @@ class Recording:
             point = known.joined(measured) if known is not None else Point(config=config, measurement=measured)
             return self._keep(point, _speed(config, measured))
         assert result.failure is not None
+        reason = result.failure.reason.value.replace("_", " ")
+        if result.outcome is Outcome.INFEASIBLE and result.failure.reason in MEMORY_REASONS:
+            return self._keep(Point(config=config), reason)
         if result.outcome is Outcome.INFEASIBLE:
-            return self._keep(Point(config=config), result.failure.reason.value.replace("_", " "))
+            self.failures = 0
+            return f"left out: {reason}"
         self.failures += 1
         if self.failures >= FAILURES_BEFORE_STOP:
             raise SearchFailed(f"{self.failures} configurations failed in a row: {result.failure.message}")

@@ -166,7 +166,7 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
         others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
         facts.append(
-            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise. {_why_first(result)}"
+            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise.{_why_first(result)}"
         )
     facts += after_lines(result)
     checked = checked_sentence(result.soundness, result.best.config.precision)
@@ -178,10 +178,19 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
 
 
 def _why_first(result: TuneResult) -> str:
-    """What decided a tie."""
-    if any(result.changes(one.config) for one in result.tied) and not result.changes(result.best.config):
-        return "Of those as fast in the mean the winner leaves the mathematics of training as it is, and needs the least memory."
-    return "The winner needs the least memory of those as fast in the mean."
+    """What decided a tie, as far as the figures that are shown bear it out; empty where they do not."""
+    best = result.best
+    peers = [one for one in result.tied if one.samples_per_second * (1 + result.spec.tolerance) >= best.samples_per_second]
+    if not peers:
+        return " The winner is the fastest in the mean."
+    keeps = not result.changes(best.config) and any(result.changes(one.config) for one in peers)
+    alike = [one for one in peers if not (keeps and result.changes(one.config))]
+    needs = [one.memory.needed_bytes for one in alike]
+    least = best.memory.needed_bytes is not None and all(n is not None and best.memory.needed_bytes <= n for n in needs)
+    if keeps:
+        more = ", and of those that do it needs the least memory" if least and alike else ""
+        return f" Of those as fast in the mean the winner leaves the mathematics of training as it is{more}."
+    return " The winner needs the least memory of those as fast in the mean." if least else ""
 
 
 def _tied(result: TuneResult, index: int) -> str:

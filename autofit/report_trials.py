@@ -155,7 +155,8 @@ def _worth(knob: str, worth: ValueWorth) -> str:
     name = knob_value(knob, worth.value)
     if worth.relative is not None:
         return f"{name} {worth.relative:.2f}"
-    return f"{name} did not fit" if worth.infeasible else f"{name} did not complete"
+    what = "train soundly" if worth.unsound else "fit" if worth.misfits else "complete"
+    return f"{name} did not {what}"
 
 
 def _waterfall_lines(found: Waterfall, width: int) -> list[str]:

@@ -28,6 +28,7 @@ from autofit.estimates import estimates as estimates
 from autofit.estimates import recast
 from autofit.evaluation import Evaluation
 from autofit.files import read_json_object, write_json
+from autofit.kinds import check_kinds
 from autofit.numerics import changes
 from autofit.result_parts import Baseline as Baseline
 from autofit.result_parts import Cost as Cost
@@ -230,7 +231,7 @@ class TuneResult:
             raise FileFormatError(f"result version {version!r} is not readable here", hint="upgrade autofit")
         try:
             check_parts(data)
-            return cls(
+            result = cls(
                 best=Estimate.from_json(data["best"]),
                 confirmed=data["best"]["confirmed"],
                 tied=tuple(Estimate.from_json(e) for e in data["best"]["tied_with"]),
@@ -254,10 +255,12 @@ class TuneResult:
                 soundness=data.get("soundness") or {},
                 reference_optim=(data.get("numerics") or {}).get("reference_optim") or KNOWN_DEFAULTS["optim"],
             )
-        except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+            check_kinds(result)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UserError) as error:
             raise FileFormatError(
                 f"the result file cannot be read: {error!r}", hint="was it edited by hand?"
             ) from None
+        return result
 
 
 def load(path: str | Path) -> TuneResult:

@@ -86,5 +86,10 @@ def check_parts(data: Mapping[str, Any]) -> None:
         raise TypeError("removals hold something that is no object")
     if isinstance(data["memory_limit_bytes"], bool) or not isinstance(data["memory_limit_bytes"], int):
         raise TypeError("memory_limit_bytes is no whole number")
+    for contender in (data["certificate"] or {}).get("contenders") or ():
+        interval = contender["interval"]
+        numbers = (interval["low"], interval["high"], contender["fit_probability"], contender["beats_probability"])
+        if "config" not in contender or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+            raise TypeError(f"a contender of the certificate is {contender!r}")
     if data.get("data"):
         LengthSummary.from_json(data["data"]["lengths"])

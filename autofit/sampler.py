@@ -6,7 +6,7 @@ one sentence as the trial's user attribute `why`. Same study and seed, same prop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -65,6 +65,7 @@ class CostModelSampler(BaseSampler):
         )
         self._independent = RandomSampler(seed=seed)
         self._parsed: dict[int, TrialRecord] = {}
+        self._forgotten: frozenset[int] = frozenset()
         self._last: tuple[tuple[int, ...], Advice] | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
@@ -109,12 +110,16 @@ class CostModelSampler(BaseSampler):
         unsure = likely is False and self._advisor.likely_fits(config, records, 1.0 - LIKELY)
         return None if unsure else likely
 
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Leave out trials of an earlier search that say nothing about this one."""
+        self._forgotten = frozenset(numbers)
+
     def _told(self, study: Study) -> list[TrialRecord]:
-        """Records of the told trials, each parsed once."""
+        """Records of the told trials that count, each parsed once."""
         for trial in study.get_trials(deepcopy=False):
             if trial.number not in self._parsed and trial.state.is_finished() and RECORD in trial.user_attrs:
                 self._parsed[trial.number] = TrialRecord.from_json(trial.user_attrs[RECORD])
-        told = [self._parsed[number] for number in sorted(self._parsed)]
+        told = [self._parsed[number] for number in sorted(self._parsed) if number not in self._forgotten]
         return [record for record in told if not record.after_search]
 
 

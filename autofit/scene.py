@@ -19,7 +19,7 @@ from autofit.choices import space_of as space_of
 from autofit.device import Device
 from autofit.errors import NothingFits, UserError, WorkerError
 from autofit.estimation import asking
-from autofit.landscape import Landscape
+from autofit.landscape import ENFORCED, Landscape
 from autofit.observer import Observer
 from autofit.prediction import PATIENCE_SECONDS, Predictor, capability_of, predictor_for
 from autofit.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunner
@@ -139,7 +139,8 @@ def replayed_scene(
     space = recorded_space(spec, landscape)
     precisions = tuple(dict.fromkeys(c.precision for c in space.configs))
     described = {k: v for k, v in landscape.spec.items() if k in ("model", "task", "seq_len")}
-    facts = {"software": dict(landscape.software), "model": described}
+    facts = {"software": dict(landscape.software), "model": described, "landscape": landscape.digest()}
+    foreign = {name: None for config in space.configs for name, _ in config.extra}  # nothing of the installed software is asked here
     yield Scene(
         predictor=_recorded_predictor(landscape, space, observer) if predict else None,
         runner=ReplayRunner(landscape, seed=spec.seed),
@@ -149,7 +150,7 @@ def replayed_scene(
         warnings=(Warning(code="replayed", message=_origin(landscape)),),
         replayed=True,
         ceiling_bytes=_recorded_limit(landscape),
-        argument_defaults=KNOWN_DEFAULTS,
+        argument_defaults={**foreign, **KNOWN_DEFAULTS},
     )
 
 
@@ -183,8 +184,12 @@ def _recorded_predictor(landscape: Landscape, space: Space, observer: Observer) 
 
 
 def _recorded_limit(landscape: Landscape) -> int | None:
-    limit = landscape.spec.get("memory_limit_bytes")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    """What its trials could use at most: as was asked, else what was free then; None where it does not say."""
+    for name in ("memory_limit_bytes", ENFORCED):
+        limit = landscape.spec.get(name)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    return None
 
 
 def _origin(landscape: Landscape) -> str:
@@ -245,6 +250,8 @@ def identity(scene: Scene, spec: SearchSpec, limit: int) -> dict[str, Any]:
         own |= {name: software[name] for name in ("peft", "bitsandbytes") if name in software}
     if model.get("training"):
         own |= {"training": model["training"]}
+    if scene.facts.get("landscape"):
+        own |= {"landscape": scene.facts["landscape"]}
     return {
         **own,
         "model": f"{spec.workload.model} {model.get('digest', '')}".strip(),

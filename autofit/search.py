@@ -6,7 +6,6 @@ search that was killed and resumed goes the way it would have gone.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -162,9 +161,8 @@ class Search:
         terms = self._terms
         half = baselines.half_precision(terms.native_precisions)
         sizes = baselines.hand_recipe_sizes(terms.effective_batch)
-        return tuple(
-            baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes
-        )
+        recipes = (baselines.hand_recipe(terms.effective_batch, size, half, terms.default_optim) for size in sizes)
+        return tuple(c for c in recipes if terms.baselines_outside_space or c in self._space)
 
     def _run_baseline(self, config: TrialConfig, role: Role) -> None:
         inside = config in self._space
@@ -266,8 +264,10 @@ class Search:
 
     def _search_on(self) -> None:
         """Look again after a winner was lost: the search ended because nothing was expected to beat it."""
-        with contextlib.suppress(OutOfBudget):
+        try:
             self._stopped = self._proposals()
+        except OutOfBudget as reason:
+            self._stopped = str(reason)
         self._playoff()
 
     def _finding(self, interrupted: bool) -> Finding:

@@ -95,7 +95,7 @@ def _study(
 ) -> TrialStudy:
     """The study with its sampler; a file is gone on with."""
     from autofit.journal import open_study
-    from autofit.sampler import make_sampler
+    from autofit.sampler import CostModelSampler, make_sampler
     from autofit.study import TrialStudy
 
     sampler = make_sampler(
@@ -108,7 +108,9 @@ def _study(
         time=forecast,
     )
     study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
-    study.forget_failures(trial_timeout_seconds=spec.trial_timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS)
+    forgotten = study.forget_failures(trial_timeout_seconds=spec.trial_timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS)
+    if isinstance(sampler, CostModelSampler):
+        sampler.forget(forgotten)
     return study
 
 

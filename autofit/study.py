@@ -157,13 +157,18 @@ class TrialStudy:
                 self.earlier_seconds += record.seconds
                 self._records.append(replace(record, number=trial.number))
 
-    def forget_failures(self, *, trial_timeout_seconds: float) -> None:
+    def forget_failures(self, *, trial_timeout_seconds: float) -> list[int]:
         """Leave out failures so far whose cause may be gone; they stay in the file.
 
         Args:
             trial_timeout_seconds: the longest that a trial may take now.
+
+        Returns:
+            The trials' numbers, for a sampler that reads the study itself.
         """
-        self._records = [r for r in self._records if not _mended(r, trial_timeout_seconds)]
+        forgotten = [r.number for r in self._records if _mended(r, trial_timeout_seconds)]
+        self._records = [r for r in self._records if r.number not in forgotten]
+        return forgotten
 
 
 def _listed(distribution: BaseDistribution) -> str:

@@ -62,6 +62,7 @@ LOADER_KNOBS = (
     "dataloader_persistent_workers",
 )
 EVAL_BATCH = "per_device_eval_batch_size"
+AFTER_SEARCH = (*LOADER_KNOBS, EVAL_BATCH)
 OUTSIDE = "baseline outside the space"  #: why a trial ran that cannot win
 
 
@@ -131,7 +132,7 @@ class TrialRecord:
     def after_search(self) -> bool:
         """Whether it was run on the winner after the search had ended, and says nothing of the space."""
         own = self.role in (Role.LOADER, Role.EVALUATION)
-        return own or any(name in LOADER_KNOBS or name == EVAL_BATCH for name, _ in self.config.extra)
+        return own or any(name in AFTER_SEARCH for name, _ in self.config.extra)
 
     @property
     def samples_per_second(self) -> float | None:

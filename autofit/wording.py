@@ -76,9 +76,9 @@ def format_speed(samples_per_second: float) -> str:
 
 
 def format_interval(interval: Interval) -> str:
-    """Return `409.8 to 414.9`; a single sample has no spread, which is said."""
+    """Return `409.8 to 414.9`; a single sample, or equal ones, show no spread, which is said."""
     if interval.low == interval.high:
-        return "one sample"
+        return "no spread seen"
     return f"{format_speed(interval.low)} to {format_speed(interval.high)}"
 
 

@@ -57,6 +57,12 @@ def test_what_is_predicted_clearly_too_big_does_not_run_and_what_is_in_the_band_
     assert eligible.untested_counts(()) == {"not_promising": 2, "predicted_too_big": 2}
 
 
+def test_what_was_skipped_may_run_once_the_reason_is_gone() -> None:
+    skipped, memory = make_record(0, LARGE, reason=Reason.PREDICTED_TOO_BIG), PerSample(GIB)
+    assert Eligibility(SPACE, limit_bytes=40 * GIB, memory=memory).may_run(LARGE, [skipped])
+    assert not Eligibility(SPACE, limit_bytes=LIMIT, memory=memory).may_run(LARGE, [skipped])
+
+
 def test_forecasts_that_were_too_high_no_longer_keep_anything_out() -> None:
     eligible = Eligibility(SPACE, limit_bytes=LIMIT, memory=PerSample(LIMIT // 28))
     assert LARGE not in eligible.open(())

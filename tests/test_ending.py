@@ -106,6 +106,26 @@ def test_a_training_that_fails_where_it_would_fit_is_not_a_lack_of_memory(reason
     assert str(error) == "no trial completed: 1 did not fit into 1.0 GiB, 1 failed: expected mat1 and mat2 to have the same dtype"
 
 
+@pytest.mark.parametrize("reason", [Reason.UNSUPPORTED, Reason.CRASH, Reason.ERROR])
+def test_what_fails_beside_baselines_that_were_not_asked_for_is_not_a_lack_of_memory(reason: Reason) -> None:
+    records = [make_record(0, ONE, 10.0), make_record(1, HALF, reason=reason, message="asked for 'bf16', the run had 'fp32'")]
+    error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert isinstance(error, SearchFailed)
+    assert str(error) == "no trial completed but baselines that were not asked for: 1 failed: asked for 'bf16', the run had 'fp32'"
+    assert "--precision" in (error.hint or "")
+
+
+def test_what_fits_and_trains_unsoundly_is_not_a_lack_of_memory() -> None:
+    records = [
+        make_record(0, TWO, reason=Reason.OUT_OF_MEMORY),
+        make_record(1, ONE, 10.0),
+        make_record(2, ONE, reason=Reason.DEPARTS_FROM_FP32, message="bf16 is 21 % off"),
+    ]
+    error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert isinstance(error, SearchFailed)
+    assert str(error) == "no configuration that fits into 1.0 GiB trains soundly: bf16 is 21 % off"
+
+
 def test_a_time_out_of_what_needs_more_than_one_that_did_not_fit_is_a_lack_of_memory() -> None:
     records = [make_record(0, ONE, reason=Reason.OUT_OF_MEMORY), make_record(1, TWO, reason=Reason.TIMEOUT)]
     assert dominates(TWO, ONE)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autofit.config import Precision, TrialConfig
+from autofit.estimates import estimates
 from autofit.knob_worth import Evidence, Share, Waterfall, knob_worths, waterfall
+from autofit.report_trials import knob_lines
 from autofit.result import TuneResult
 from autofit.trial import Reason, Role, TrialRecord
 from tests.builders import make_config, make_record, make_result
@@ -179,7 +181,19 @@ def test_worth_of_a_value_is_its_best_measured_speed_against_the_winner() -> Non
     bf16, fp32 = worths["precision"].values
     assert (bf16.value, bf16.relative) == ("bf16", pytest.approx(1.0))
     assert (fp32.value, fp32.relative) == ("fp32", pytest.approx(0.375))
-    assert (fp32.completed, fp32.infeasible) == (2, 1)
+    assert (fp32.completed, fp32.misfits, fp32.unsound) == (2, 1, 0)
+
+
+def test_an_unsound_value_is_not_one_that_does_not_fit() -> None:
+    records = [
+        make_record(0, BASE, 100.0, jitter=0.0),
+        make_record(1, make_config(64, precision=FP16), reason=Reason.NON_FINITE_LOSS),
+        make_record(2, make_config(64, precision=BF16), reason=Reason.OUT_OF_MEMORY),
+    ]
+    result = make_result(records)
+    text = "\n".join(knob_lines(result, {e.config: e for e in estimates(records).values()}, 100))
+    assert "fp16 did not train soundly" in text
+    assert "bf16 did not fit" in text
 
 
 def test_a_value_that_never_completed_has_no_speed() -> None:

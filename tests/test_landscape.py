@@ -14,6 +14,7 @@ from autofit.device import Device
 from autofit.errors import FileFormatError
 from autofit.landscape import SCHEMA, VERSION, Landscape, Point
 from autofit.measurement import Measurement, Memory
+from autofit.trial import AFTER_SEARCH
 from tests.refusals import refused
 from tests.strategies import landscapes
 
@@ -63,6 +64,44 @@ def test_a_configuration_twice_is_refused() -> None:
         Landscape.from_json({**GOOD, "points": [POINT, POINT]})
 
 
+def test_extras_that_python_takes_for_equal_are_one_configuration() -> None:
+    twice = [{**POINT, "config": CONFIG.but(extra=(("torch_compile", value),)).to_json()} for value in (True, 1)]
+    with refused("^the landscape holds a configuration twice$", kind=FileFormatError):
+        Landscape.from_json({**GOOD, "points": twice})
+
+
+@pytest.mark.parametrize("name", AFTER_SEARCH)
+def test_what_is_tuned_after_the_search_is_no_part_of_a_grid(name: str) -> None:
+    point = {**POINT, "config": CONFIG.but(extra=((name, 2),)).to_json()}
+    with refused(f"^the landscape holds points with {name}, ", kind=FileFormatError):
+        Landscape.from_json({**GOOD, "points": [point]})
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ({"total_memory_bytes": "16GiB"}, "device.total_memory_bytes is '16GiB'"),
+        ({"free_memory_bytes": "x"}, "device.free_memory_bytes is 'x'"),
+        ({"name": 3}, "device.name is 3"),
+        ({"holders": [{"pid": 1, "name": "x", "used_bytes": "1"}]}, "device.holders.used_bytes is '1'"),
+    ],
+)
+def test_a_device_of_wrong_kinds_is_refused_by_the_field(device: dict[str, Any], says: str) -> None:
+    with refused(f"device, spec or software is not readable: {says}", kind=FileFormatError):
+        Landscape.from_json({**GOOD, "device": {**GOOD["device"], **device}})
+
+
+def test_what_is_null_of_a_device_is_not_known() -> None:
+    found = Landscape.from_json({**GOOD, "device": {"name": None, "total_memory_bytes": None, "context_bytes": None}}).device
+    assert (found.name, found.total_memory_bytes, found.context_bytes) == ("unknown", 0, 0)
+
+
+def test_equal_grids_and_only_those_have_one_digest() -> None:
+    other = {**POINT, "micro_step_seconds": [0.5, 0.61]}
+    same = Landscape.from_json({**GOOD, "spec": {"model": "m"}})
+    assert same.digest() == Landscape.from_json(GOOD).digest() != Landscape.from_json({**GOOD, "points": [other]}).digest()
+
+
 def test_mixed_effective_batches_are_refused() -> None:
     other = {**POINT, "config": CONFIG.but(gradient_accumulation_steps=4).to_json()}
     with refused(r"^the landscape mixes effective batches: \[8, 16\]$", kind=FileFormatError):
@@ -99,6 +138,9 @@ def test_points_that_are_no_list_are_refused(points: Any) -> None:
         ({**POINT, "micro_step_seconds": []}, "at least one micro_step_seconds"),
         ({**POINT, "micro_step_seconds": [-1]}, "finite and not negative"),
         ({**POINT, "micro_step_seconds": "fast"}, "could not convert"),
+        ({**POINT, "micro_step_seconds": [10**400]}, "too large"),
+        ({**POINT, "micro_step_seconds": [1e308]}, "finite"),
+        ({**POINT, "micro_step_seconds": [5e-324]}, "must be positive"),
         (
             {**POINT, "peak_reserved_bytes": "9 GiB"},
             "peak_reserved_bytes must be a number of bytes, got '9 GiB'",

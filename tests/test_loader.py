@@ -10,7 +10,7 @@ import pytest
 
 from autofit.config import Scalar, TrialConfig
 from autofit.loader import LoaderStep, kept_settings, next_step, wait_share, window_seconds
-from autofit.trial import LOADER_KNOBS, Reason, Role, TrialRecord
+from autofit.trial import LOADER_KNOBS, Failure, Outcome, Reason, Role, TrialRecord
 from tests.builders import make_config, make_record
 
 WINNER = make_config(8)
@@ -71,6 +71,15 @@ def test_workers_that_do_not_help_end_it() -> None:
     assert tried == [{WORKERS: 2}]
     assert step.limits
     assert step.best == WINNER
+
+
+def test_a_setting_whose_trial_was_interrupted_is_tried_again() -> None:
+    cut = run(WINNER.but(extra=((WORKERS, 2),)), 1.0, Role.LOADER)
+    cut = replace(cut, outcome=Outcome.FAILED, measurement=None, failure=Failure(reason=Reason.INTERRUPTED, message="interrupted"))
+    start = run(WINNER, 10.0)
+    first, again = (next_step(WINNER, records, cores=8, cuda=False, tolerance=0.01) for records in ([start], [start, cut]))
+    assert first.next is not None
+    assert again.next == first.next
 
 
 def test_a_gain_below_the_tolerance_is_not_kept() -> None:

@@ -14,8 +14,9 @@ from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.landscape import Landscape
 from autofit.recording import FAILURES_BEFORE_STOP, Recording, in_order, record_landscape
 from autofit.replay import ReplayRunner
-from autofit.runner import TrialRequest
+from autofit.runner import TrialRequest, TrialResult
 from autofit.spec import SearchSpec, Workload
+from autofit.trial import Failure, Outcome, Reason
 from tests.adversaries import CONTEXT, grid
 from tests.refusals import refused
 
@@ -77,6 +78,24 @@ def test_what_did_not_fit_is_not_run_again_and_what_needs_more_not_at_all(tmp_pa
     misfits = [p for p in points if p.measurement is None]
     assert misfits
     assert len(ran) == 2 * (len(points) - len(misfits)) + len(misfits)
+
+
+class Unsound(ReplayRunner):
+    """Small batches lose their loss."""
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        if request.config.per_device_train_batch_size > 2:
+            return super().run(request)
+        return TrialResult(outcome=Outcome.INFEASIBLE, failure=Failure(reason=Reason.NON_FINITE_LOSS, message="nan"))
+
+
+def test_what_trains_unsoundly_is_left_out_and_rules_nothing_out(tmp_path: Path) -> None:
+    recording, runner = recording_at(tmp_path / "grid.json"), Unsound(GRID)
+    said = [recording.run(config, runner) for config in in_order(CONFIGS, 1, seed=0)]
+    assert "left out: non finite loss" in said
+    assert not any("out of memory" in text for text in said)
+    kept = {p.config for p in recording.landscape().points}
+    assert kept == {c for c in CONFIGS if c.per_device_train_batch_size > 2}
 
 
 def test_a_recording_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -> None:

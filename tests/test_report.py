@@ -188,6 +188,28 @@ def test_ties_and_confirmation_are_stated() -> None:
     assert "Not confirmed" in " ".join(standing_lines(result_of(records()[:-1]), 100))
 
 
+@pytest.mark.parametrize(
+    ("best_gib", "tied_gib", "says"),
+    [
+        (10, 12, "The winner needs the least memory of those as fast in the mean."),
+        (10, 6, "no slower beyond the noise."),
+        (None, None, "no slower beyond the noise."),
+    ],
+)
+def test_what_decided_a_tie_is_said_where_the_figures_bear_it_out(best_gib: int | None, tied_gib: int | None, says: str) -> None:
+    found = result_of()
+    one, other = found.best, dataclasses.replace(found.tied[0], config=found.best.config.but(gradient_checkpointing=True))
+
+    def needing(estimate: Any, gib: int | None, speed: float) -> Any:
+        memory = dataclasses.replace(estimate.memory, peak_reserved_bytes=None if gib is None else gib * GIB, context_bytes=0)
+        return dataclasses.replace(estimate, memory=memory, samples_per_second=speed)
+
+    result = dataclasses.replace(found, best=needing(one, best_gib, 100.0), tied=(needing(other, tied_gib, 99.9),), reference_optim=one.config.optim)
+    said = next(line for line in " ".join(standing_lines(result, 100)).split("Tied with")[1:])
+    assert says in said
+    assert ("least memory" in said) == ("least memory" in says)
+
+
 def test_measured_configurations_come_fastest_first_after_the_winner_with_their_marks() -> None:
     result = result_of()
     lines = measured_lines(result, measured(result), 140, None)

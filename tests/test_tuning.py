@@ -25,16 +25,19 @@ import autofit
 from autofit.config import Precision
 from autofit.device import Device
 from autofit.errors import NothingFits, SearchFailed, StudyError, WorkerError
+from autofit.replay import ReplayRunner
 from autofit.result import TuneResult
+from autofit.runner import TrialRequest, TrialResult
 from autofit.scene import choose_device, memory_limit
 from autofit.spec import SearchSpec, Workload
 from autofit.testing import simulated_landscape
-from autofit.trial import Outcome, Role
+from autofit.trial import Outcome, Reason, Role
 from autofit.tuning import run_search, tune
 from autofit.units import GIB
 from tests import training
 from tests.processes import marked
 from tests.refusals import refused
+from tests.searching import failed, fastest_that_fits, speeds
 
 ROOT = Path(__file__).parent.parent
 #: one configuration, so that a search is two or three trials: defaults, the hand's half precision, confirmation
@@ -402,3 +405,21 @@ def test_a_replay_goes_on_without_predictions_where_the_libraries_are_missing(
 def test_a_landscape_of_another_effective_batch_is_refused() -> None:
     with refused("recorded at effective batch 16, not 8", hint="--effective-batch 16"):
         run_search(spec(), landscape=simulated_landscape(16))
+
+
+def test_a_mended_failure_is_proposed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    landscape, true = simulated_landscape(32), ReplayRunner.run
+    fastest = fastest_that_fits(landscape, landscape.device.default_limit_bytes())
+    spec = SearchSpec(workload=Workload(model="m"), effective_batch=32)
+
+    def failing(self: ReplayRunner, request: TrialRequest) -> TrialResult:
+        alike = request.config.optim == fastest.optim and request.config.precision == fastest.precision
+        return failed(Reason.ERROR, "ImportError") if alike else true(self, request)
+
+    study = tmp_path / "study.log"
+    monkeypatch.setattr(ReplayRunner, "run", failing)
+    first = run_search(spec, study=study, landscape=landscape, predict=False)
+    assert first.best.config.optim != fastest.optim or first.best.config.precision != fastest.precision
+    monkeypatch.undo()
+    second = run_search(spec, study=study, landscape=landscape, predict=False)
+    assert speeds(landscape)[second.best.config] >= 0.99 * speeds(landscape)[fastest]

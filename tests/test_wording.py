@@ -48,7 +48,7 @@ def test_ratios_and_differences_are_short() -> None:
     assert [format_factor(f) for f in (0.981, 3.429, 12.36, 123.4)] == ["0.98x", "3.43x", "12.4x", "123x"]
     assert [format_percent(p) for p in (0.0213, -0.134, 0.0)] == ["+2.1 %", "-13 %", "+0.0 %"]
     assert format_interval(Interval(low=1.5, high=20.25)) == "1.500 to 20.25"
-    assert format_interval(Interval(low=3.0, high=3.0)) == "one sample"
+    assert format_interval(Interval(low=3.0, high=3.0)) == "no spread seen"
 
 
 def test_every_reason_and_role_has_a_name() -> None:

@@ -59,15 +59,18 @@ def command(
     from autofit.landscape import Landscape
 
     check_writable(output, what="output file")
-    if study is not None and _same_file(study, output):
-        raise UserError("--study and --output name the same file", hint="give them different names")
+    read = {"--study": study, "--replay": replay, "--dataset": values.get("dataset"), **{word: word for word in script}}
+    for name, path in read.items():
+        if path is not None and _same_file(path, output):
+            raise UserError(f"{name} and --output name the same file", hint="give them different names")
     if script and replay is not None:
         raise UserError("--replay and a script were both given", hint="a recorded grid needs no script")
     if replay is not None:
         refuse_with_replay(values)
     landscape = Landscape.load(replay) if replay is not None else None
     if landscape is not None:
-        values["effective_batch"] = values.get("effective_batch") or landscape.effective_batch
+        if values.get("effective_batch") is None:
+            values["effective_batch"] = landscape.effective_batch
         values["model"] = values.get("model") or str(landscape.spec.get("model") or "recorded")
     spec = spec_of(values, script_of(script, values) if script else workload_of(values))
 

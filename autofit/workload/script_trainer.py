@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import (
     EarlyStoppingCallback,
+    PreTrainedModel,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -59,7 +60,9 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
     attention = model_arguments(config).get("attn_implementation")
     if attention is not None:
         _require_finished(trainer, f"{attention} attention", "attention")
-        set_attention(without_adapters(model), attention)
+        inner = without_adapters(model)
+        assert isinstance(inner, PreTrainedModel)  # no other is described as having attention to choose
+        set_attention(inner, attention)
     checkpointing_as_asked(model, config)
     refuse_missing_loss(trainer)
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,45 @@ def test_a_budget_of_trials_is_kept(grid: Path, sampler: str) -> None:
         )
         <= 4
     )
+
+
+def test_a_study_of_another_grid_is_refused(grid: Path) -> None:
+    first = run_autofit("search", "--replay", grid, "--no-predict", "--study", "study.log", cwd=grid.parent)
+    assert first.status == 0
+    simulated_landscape(36, jitter=0.02, seed=5).save(grid)
+    again = run_autofit("search", "--replay", grid, "--no-predict", "--study", "study.log", cwd=grid.parent)
+    assert again.status == 2
+    assert "landscape" in again.stderr
+
+
+@pytest.mark.parametrize("option", ["--replay", "--dataset", "--study"])
+def test_the_output_is_no_file_that_is_read(option: str, grid: Path) -> None:
+    before = grid.read_bytes()
+    more = () if option == "--replay" else ("--model", "bert-tiny", "--effective-batch", "36")
+    done = run_autofit("search", option, grid, *more, "--output", grid, cwd=grid.parent)
+    assert done.status == 2
+    assert done.stderr.startswith(f"error: {option} and --output name the same file")
+    assert grid.read_bytes() == before
+
+
+def test_an_effective_batch_of_nothing_is_refused_beside_a_grid(grid: Path) -> None:
+    done = run_autofit("search", "--replay", grid, "--effective-batch", "0", cwd=grid.parent)
+    assert done.status == 2
+
+
+def test_a_study_that_could_not_be_read_again_is_refused(grid: Path) -> None:
+    done = run_autofit("search", "--replay", grid, "--no-predict", "--study", "/dev/null", cwd=grid.parent)
+    assert done.status == 2
+    assert "is no regular file" in done.stderr
+
+
+def test_a_grid_may_hold_arguments_and_tasks_that_are_not_known_here(grid: Path) -> None:
+    found = Landscape.load(grid)
+    points = [replace(p, config=p.config.but(extra=(("some_switch", True), ("attn_implementation", "eager")))) for p in found.points]
+    replace(found, points=tuple(points), spec={"task": "graph-regression"}).save(grid)
+    done = run_autofit("search", "--replay", grid, "--no-predict", cwd=grid.parent)
+    assert done.status == 0, done.stderr
+    assert "some_switch" in done.stdout
 
 
 # -- help -------------------------------------------------------------------------------------------------------------
