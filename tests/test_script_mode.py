@@ -408,12 +408,80 @@ def test_another_attention_is_tried_on_the_model_that_the_script_loads(place: Pl
     assert (facts["asked"]["attn_implementation"], facts["seen"]["attn_implementation"]) == ("eager", "eager")
 
 
-def test_a_model_that_is_made_inside_the_training_keeps_its_attention_and_that_is_said(place: Place) -> None:
-    place.script("Trainer(model_init=model, args=args, train_dataset=rows).train()")
-    result = place.run(EAGER)
-    assert result.outcome is Outcome.FAILED
-    assert result.failure is not None
-    assert result.failure.message.startswith("eager attention cannot be tried: the script's model_init builds the model")
+def test_a_model_that_is_made_when_the_training_begins_is_as_the_trial_asks(place: Place) -> None:
+    place.script("""
+        def init():
+            made = model()
+            made.gradient_checkpointing_enable()
+            return made
+        Trainer(model_init=init, args=args, train_dataset=rows).train()
+    """)
+    for config in (EAGER, CONFIG.but(gradient_checkpointing=True), CONFIG.but(precision=Precision.PURE_BF16)):
+        result = place.run(config)
+        assert result.outcome is Outcome.COMPLETED, result.failure
+
+
+COPIES = {
+    "deepcopy": "copy.deepcopy(base); args.output_dir = sys.argv[1] + '/fold'",
+    "replace": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold')",
+    "to_dict": "TrainingArguments(**{**base.to_dict(), 'output_dir': sys.argv[1] + '/fold'})",
+    "with other steps": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold', max_steps=7)",
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=list(COPIES))
+def test_a_copy_of_arguments_asks_for_what_its_original_did(copied: str, place: Place) -> None:
+    place.script(
+        f"import copy, dataclasses\nargs = {copied}\nargs.learning_rate = 1e-3\n" + "Trainer(model=model(), args=args, train_dataset=rows).train()\n",
+        build='base = TrainingArguments(OUT, per_device_train_batch_size=3, optim="adafactor", bf16=True, use_cpu=True, report_to="none")\n',
+    )
+    own = place.describe()["script"]["own"]
+    assert (own["per_device_train_batch_size"], own["optim"], own["bf16"]) == (3, "adafactor", True)
+    result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
+
+
+def test_what_a_copy_was_given_anew_is_its_own(place: Place) -> None:
+    place.script(
+        "import dataclasses\nargs = dataclasses.replace(base, per_device_train_batch_size=5)\nTrainer(model=model(), args=args, train_dataset=rows).train()\n",
+        build='base = TrainingArguments(OUT, per_device_train_batch_size=3, optim="adafactor", use_cpu=True, report_to="none")\n',
+    )
+    own = place.describe()["script"]["own"]
+    assert (own["per_device_train_batch_size"], own["optim"]) == (5, "adafactor")
+
+
+def test_an_assignment_of_what_a_trial_runs_with_anyway_counts_as_one(place: Place) -> None:
+    place.script("args.per_device_train_batch_size = 8\nTrainer(model=model(), args=args, train_dataset=rows).train()\n")
+    script = place.describe()["script"]
+    assert script["set_in_code"] == ["per_device_train_batch_size"]
+    assert script["own"]["per_device_train_batch_size"] == 8
+
+
+def test_a_list_in_the_code_is_no_command_line(place: Place) -> None:
+    build = "from transformers import HfArgumentParser\nargs, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(GIVEN)\n"
+    train = "Trainer(model=model(), args=args, train_dataset=rows).train()\n"
+    place.script(train, build=build.replace("GIVEN", 'args=["--output_dir", OUT, "--use_cpu", "--report_to", "none"]'))
+    assert place.describe()["script"]["origin"] == "code"
+    place.script(train, "--output_dir", "out", "--use_cpu", build="sys.argv.pop(1)\n" + build.replace("GIVEN", ""))
+    assert place.describe()["script"]["origin"] == "flags"
+
+
+def test_an_evaluation_that_follows_from_the_strategy_is_seen(place: Place) -> None:
+    place.script(
+        "Trainer(model=model(), args=args, train_dataset=rows, eval_dataset=rows if args.do_eval else None).train()\n",
+        build='args = TrainingArguments(OUT, eval_strategy="epoch", use_cpu=True, report_to="none")\n',
+    )
+    assert place.describe()["script"]["evaluation"] is not None
+
+
+def test_a_schedule_that_needs_evaluations_leaves_its_keywords_behind(place: Place) -> None:
+    place.script(
+        "Trainer(model=model(), args=args, train_dataset=rows, eval_dataset=rows).train()\n",
+        build='args = TrainingArguments(OUT, eval_strategy="epoch", lr_scheduler_type="reduce_lr_on_plateau", '
+        'lr_scheduler_kwargs={"patience": 2, "factor": 0.5}, use_cpu=True, report_to="none")\n',
+    )
+    result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
 
 
 def test_early_stopping_schedulers_and_trackers_do_not_stop_a_trial(place: Place) -> None:

@@ -28,6 +28,7 @@ from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload.limits import meter_for
 from autofit.workload.stillness import calm, still
+from autofit.workload.script_trainer import NothingElse
 from autofit.workload.subject import Subject, lengthened, load_subject
 from autofit.workload.trial import make_trainer, trial_arguments
 
@@ -94,6 +95,7 @@ def _trainer(subject: Subject, form: Form, order: CheckOrder, directory: str) ->
     arguments.dataloader_num_workers, arguments.dataloader_persistent_workers = 0, False
     arguments.dataloader_prefetch_factor = None
     trainer = make_trainer(subject, arguments, request)
+    trainer.add_callback(NothingElse())
     rows = order.batch * max(f.steps for f in order.forms)
     data: Any = lengthened(trainer.train_dataset, rows)
     trainer.train_dataset = data

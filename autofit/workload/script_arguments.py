@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser, TrainingArguments
@@ -19,6 +21,10 @@ from autofit.workload.replacing import replaced
 
 #: schedulers that refuse arguments without an evaluation, which a trial does not run; the speed of a step does not depend on them
 NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
+#: as a trial has them, all together, in no arguments but a copy of replaced ones
+SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm", "num_train_epochs")
+MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
+LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses")  #: whose assignments are not the script's
 DERIVED = ("mixed_precision", "gradient_checkpointing", "gradient_checkpointing_kwargs", "lr_scheduler_type")
 
 
@@ -28,6 +34,13 @@ class Origin(StrEnum):
     FLAGS = "flags"  #: HfArgumentParser on the command line
     FILE = "file"  #: HfArgumentParser on a JSON or YAML file
     CODE = "code"  #: a call in the code
+
+
+PARSERS = {
+    "parse_args_into_dataclasses": Origin.FLAGS,
+    "parse_json_file": Origin.FILE,
+    "parse_yaml_file": Origin.FILE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +63,9 @@ class Taken:
 class ArgumentKeeper:
     """Replaces fields of every TrainingArguments that is made while it is active.
 
+    A copy of replaced arguments (`deepcopy`, `dataclasses.replace`, `TrainingArguments(**other.to_dict())`, one loaded from a file) asks for what its
+    original asked for, but for the fields that the script gave it anew.
+
     Args:
         values: field -> value, by the names of the installed TrainingArguments.
         directory: instead of the output directory.
@@ -63,17 +79,16 @@ class ArgumentKeeper:
         self._directory, self._on_output = directory, on_output
         self._taken: list[Taken] = []
         self._parsing: Origin = Origin.CODE
+        self._writing = False
         self.set_later: set[str] = set()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Replace fields while the block runs."""
-        parse = {"parse_args_into_dataclasses": Origin.FLAGS, "parse_dict": Origin.FILE}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                replaced(TrainingArguments, "__post_init__", self._hooked(TrainingArguments.__post_init__))
-            )
-            for name, origin in parse.items():
+            for name, hook in (("__post_init__", self._hooked), ("__setattr__", self._watched)):
+                stack.enter_context(replaced(TrainingArguments, name, hook(getattr(TrainingArguments, name))))
+            for name, origin in PARSERS.items():
                 stack.enter_context(
                     replaced(HfArgumentParser, name, self._noting(getattr(HfArgumentParser, name), origin))
                 )
@@ -92,11 +107,25 @@ class ArgumentKeeper:
                     taken.own[name] = plain(found)
                 if name == "output_dir":
                     self._on_output(str(found))
-                setattr(args, name, value)
+                with self._ours():
+                    setattr(args, name, value)
 
     def of(self, args: TrainingArguments) -> Taken:
-        """What is known of `args`; a copy counts as what was made last."""
-        return next((t for t in self._taken if t.args is args), self._taken[-1])
+        """What is known of `args`."""
+        return next((t for t in self._taken if t.args is args), None) or self._original(args) or self._taken[-1]
+
+    def _original(self, args: TrainingArguments) -> Taken | None:
+        """Of what `args` are a copy; None of arguments that the script made itself."""
+        mark = vars(args).get(MARK)
+        if isinstance(mark, int) and mark < len(self._taken):
+            return self._taken[mark]
+        alike = {n for n, v in self._values.items() if plain(getattr(args, n, None)) == plain(v)}
+        copied = "max_steps" in alike or alike.issuperset(SILENT) or self._inside(args.output_dir)
+        return self._taken[-1] if self._taken and copied else None
+
+    def _inside(self, output_dir: str | None) -> bool:
+        """Whether it lies in the trial's own directory."""
+        return output_dir is not None and Path(self._directory) in (Path(output_dir), *Path(output_dir).parents)
 
     def _hooked(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -104,29 +133,58 @@ class ArgumentKeeper:
             own = {
                 name: plain(getattr(args, name)) for name in (*self._values, *DERIVED) if hasattr(args, name)
             }
-            origin = self._parsing
-            if (
-                own["output_dir"] == self._directory and self._taken
-            ):  # a copy of arguments that were changed already
-                own, origin = self._taken[-1].own, self._taken[-1].origin
-            elif own["output_dir"] is not None:
-                self._on_output(str(own["output_dir"]))
-            for name, value in self._values.items():
-                setattr(args, name, value)
-            if str(plain(args.lr_scheduler_type)) in NEEDS_EVALUATION:
-                args.lr_scheduler_type = "linear"  # type: ignore[assignment]  # a name is what the field takes
-            original(args)
+            copied, origin = self._original(args), self._parsing
+            if copied is not None:
+                given = {name: value for name, value in own.items() if value != plain(copied.held.get(name))}
+                own, origin = {**copied.own, **given}, copied.origin
+            if args.output_dir is not None and not self._inside(args.output_dir):
+                self._on_output(str(args.output_dir))
+            with self._ours():
+                self._replace(args)
+                original(args)
             held = {name: getattr(args, name) for name in (*self._values, *DERIVED) if hasattr(args, name)}
+            vars(args)[MARK] = len(self._taken)
             self._taken.append(Taken(args=args, own=own, origin=origin, held=held))
 
         return post_init
 
+    def _replace(self, args: TrainingArguments) -> None:
+        if plain(args.eval_strategy) not in ("no", None):
+            args.do_eval = True  # as the library would derive it
+        for name, value in self._values.items():
+            setattr(args, name, value)
+        if str(plain(args.lr_scheduler_type)) in NEEDS_EVALUATION:
+            args.lr_scheduler_type = "constant"  # type: ignore[assignment]  # a name is what the field takes
+
+    def _watched(self, original: Callable[..., None]) -> Callable[..., None]:
+        """An assignment by the script counts as one also where the value is what runs anyway: a flag would have no effect."""
+
+        @functools.wraps(original)
+        def set_attribute(args: TrainingArguments, name: str, value: Any) -> None:
+            original(args, name, value)
+            if self._writing or name not in self._values or name == "output_dir" or MARK not in vars(args):
+                return
+            if not sys._getframe(1).f_globals.get("__name__", "").startswith(LIBRARIES):
+                self.set_later.add(name)
+                self.of(args).own[name] = plain(value)
+
+        return set_attribute
+
+    @contextlib.contextmanager
+    def _ours(self) -> Iterator[None]:
+        before, self._writing = self._writing, True
+        try:
+            yield
+        finally:
+            self._writing = before
+
     def _noting(self, parse: Callable[..., Any], origin: Origin) -> Callable[..., Any]:
         @functools.wraps(parse)
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._parsing = origin
+        def noted(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            written = origin is Origin.FLAGS and (args[0] if args else kwargs.get("args")) is not None
+            self._parsing = Origin.CODE if written else origin  # a list in the code is no command line
             try:
-                return parse(*args, **kwargs)
+                return parse(parser, *args, **kwargs)
             finally:
                 self._parsing = Origin.CODE
 

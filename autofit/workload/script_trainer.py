@@ -29,25 +29,41 @@ from autofit.workload.subject import lengthened
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
 
 
-class LeaveWhenStopped(TrainerCallback):
+class NothingElse(TrainerCallback):
+    """Keeps other callbacks from saving, evaluating and logging in the middle of what is measured."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """After a step."""
+        control.should_save = control.should_evaluate = control.should_log = False
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """As after a step: the epochs of a trial end where its data does."""
+        control.should_save = control.should_evaluate = control.should_log = False
+        return control
+
+
+class LeaveWhenStopped(NothingElse):
     """Leaves the training at the end of the step after which the clock has stopped it: no saving, no final callbacks."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Leave, or keep other callbacks from saving and evaluating in the middle of what is measured."""
+        """Leave, or go on undisturbed."""
         if control.should_training_stop:
             raise TrainingStopped
-        control.should_save = control.should_evaluate = control.should_log = False
-        return control
+        return super().on_step_end(args, state, control, **kwargs)
 
 
 def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
     """Silence the Trainer, look at its data, and bring weights, attention and checkpointing to what `config` says.
 
     Raises:
-        ScriptError: the script trains over several processes, has no training data, or makes its model inside the training where
-            the weights' dtype or the attention would have to change.
+        ScriptError: the script trains over several processes, or has no training data.
         UserError: the model does not take the attention.
     """
     refuse_distributed(trainer)
@@ -55,22 +71,15 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
     trainer.train_dataset = long_enough(trainer.train_dataset, 1)
     wanted = PRECISION_FACTS[config.precision].weight_dtype
     if wanted == "bfloat16" and weight_dtype(model) != wanted:
-        _require_finished(trainer, "pure_bf16", "dtype")
         in_dtype(model, torch.bfloat16)
     attention = model_arguments(config).get("attn_implementation")
     if attention is not None:
-        _require_finished(trainer, f"{attention} attention", "attention")
         inner = without_adapters(model)
         assert isinstance(inner, PreTrainedModel)  # no other is described as having attention to choose
         set_attention(inner, attention)
     checkpointing_as_asked(model, config)
+    trainer.model_init = None  # type: ignore[assignment]  # it has made this model, and would make another one, as the script has it, when the training begins
     refuse_missing_loss(trainer)
-
-
-def _require_finished(trainer: Trainer, what: str, trait: str) -> None:
-    """A model that is made anew inside the training is out of reach."""
-    if trainer.model_init is not None:
-        raise ScriptError(f"{what} cannot be tried: the script's model_init builds the model in another {trait}")
 
 
 def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:

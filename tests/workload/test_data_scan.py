@@ -65,6 +65,9 @@ class Stream(IterableDataset[Any]):
         ({"x": torch.zeros(3, 4), "labels": torch.tensor(0.0)}, (13, 0, "elements")),
         ((torch.zeros(6), 1), (7, 0, "elements")),
         ({"name": None}, None),
+        ({"input_ids": [[1, 2], [1, 2, 3, 4]], "labels": 1}, (4, 0, "tokens")),
+        ({"input_ids": torch.ones(4, 7), "labels": 1}, (7, 0, "tokens")),
+        ({"input_features": [[0.0] * 300] * 80, "labels": [1] * 7}, (300, 7, "elements")),
     ],
 )
 def test_the_length_of_a_row(row: Any, expected: Any) -> None:
@@ -89,6 +92,19 @@ def test_every_kind_of_dataset_gives_the_same_lengths(kind: str) -> None:
     assert found.inputs.tolist() == LENGTHS
     assert (found.unit, found.total, found.complete) == ("tokens", 4, True)
     assert not found.targets.any()
+
+
+def test_rows_of_several_choices_are_as_long_as_the_longest() -> None:
+    rows = [{"input_ids": [[1] * (n + k) for k in range(3)], "labels": 0} for n in (5, 60, 7)]
+    rows.append({"input_ids": [], "labels": 0})
+    arrow = datasets.Dataset.from_list(rows)
+    for made in (rows[:3], arrow.select(range(3)), datasets.concatenate_datasets([arrow, arrow]).select([0, 1, 6])):
+        found = lengths_of(made)
+        assert found is not None
+        assert found.inputs.tolist() == [7, 62, 9]
+    empty = lengths_of(arrow)
+    assert empty is not None
+    assert empty.inputs.tolist() == [7, 62, 9, 0]
 
 
 def test_targets_are_read_from_arrow_and_a_column_of_lengths_where_rows_have_none() -> None:

@@ -96,10 +96,12 @@ def _target(row: Mapping[str, Any], unit: str) -> int:
 
 
 def _length(value: Any) -> int:
-    """Steps along the axis that is padded: the last one of features, the first of anything else."""
+    """Steps along the axis that is padded: the last one of features and of several choices, the first of anything else."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[-1]) if len(shape) == 2 else int(shape[0]) if len(shape) else 1
+    if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+        return max(map(_length, value))
     return len(value) if isinstance(value, Sequence) else 1
 
 
@@ -124,13 +126,13 @@ def _by_column(dataset: Any, length_column: str) -> Lengths | None:
     table, names = dataset.data, dataset.column_names
     name = next((n for n in INPUTS if n in names and _is_list(table, n)), None)
     if name is not None:
-        inputs = pc.list_value_length(table.column(name))
+        inputs = _list_lengths(table.column(name))
     elif length_column in names and pa.types.is_integer(table.column(length_column).type):
         inputs = table.column(length_column)
     else:
         return None
     lengths = _numbers(inputs)
-    targets = _numbers(pc.list_value_length(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else None
+    targets = _numbers(_list_lengths(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else None
     if targets is not None and np.array_equal(targets, lengths):
         targets = None
     rows = None if dataset._indices is None else _numbers(dataset._indices.column(0))
@@ -144,8 +146,20 @@ def _is_list(table: Any, name: str) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def _list_lengths(column: Any) -> Any:
+    """Length of each list of a chunked column; of lists of lists (several choices) that of the longest inside."""
+    if not pa.types.is_nested(column.type.value_type):
+        return pc.list_value_length(column)
+    found = [np.zeros(0, dtype=np.int64)]
+    for chunk in column.chunks:
+        longest = np.zeros(len(chunk), dtype=np.int64)
+        np.maximum.at(longest, pc.list_parent_indices(chunk).to_numpy(), _numbers(pc.list_value_length(chunk.flatten())))
+        found.append(longest)
+    return pa.chunked_array([np.concatenate(found)])
+
+
 def _numbers(column: Any) -> Any:
-    return np.asarray(pc.fill_null(column, 0).to_numpy(), dtype=np.int64)
+    return np.asarray(pc.fill_null(column, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) -> Lengths | None:
