@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from autofit import leftovers
 from autofit.errors import ScriptError, UserError, WorkerError
 from autofit.failure import ExceptionReport
 from autofit.judgement import ChildReport, judge
@@ -135,6 +136,7 @@ class ProcessRunner:
 
     def _run_child(self, request: bytes, timeout: float | None) -> ChildReport:
         report = self._watch(request, timeout)
+        leftovers.sweep(self._directory)
         problem = _fork_problem(report)
         if problem is not None and isinstance(self._launcher, ForkserverLauncher):
             self.fallback_reason = f"{problem}; trials are spawned afresh from here on (slower to start)"

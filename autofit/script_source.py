@@ -1,4 +1,4 @@
-"""What the text of a user's script tells before it runs: whether it trains more than once, and what it sets in the environment."""
+"""What the text of a user's script tells before it runs: whether it trains more than once, where it writes to, and what it sets in the environment."""
 
 from __future__ import annotations
 
@@ -49,6 +49,27 @@ def _keep(found: dict[str, str], key: ast.expr | None, value: ast.expr) -> None:
 
 def _text(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def output_directories(tree: ast.Module) -> list[str]:
+    """Directories that a script's text gives to its arguments (`TrainingArguments("out")`, `output_dir=OUT`), plainly or by a name that such a value is given to."""
+    named: dict[str, set[str | None]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    named.setdefault(target.id, set()).add(_text(node.value))
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        given = [k.value for k in node.keywords if k.arg == "output_dir"]
+        if _name(node.func).endswith(("Arguments", "Config")):
+            given += node.args[:1]
+        for value in given:
+            values = named.get(value.id, set()) if isinstance(value, ast.Name) else {_text(value)}
+            found += sorted(text for text in values if text)
+    return list(dict.fromkeys(found))
 
 
 def trains_often(tree: ast.Module) -> bool:

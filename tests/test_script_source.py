@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from autofit.script_source import early_environment, trains_often
+from autofit.script_source import early_environment, output_directories, trains_often
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,19 @@ def main():
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "TOKENIZERS_PARALLELISM": "true",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('TrainingArguments("out")', ["out"]),
+        ('args = SFTConfig(output_dir="runs/a", bf16=True)', ["runs/a"]),
+        ('OUT = "out"\ndef main():\n    return Seq2SeqTrainingArguments(output_dir=OUT)', ["out"]),
+        ('OUT = sys.argv[1]\nTrainingArguments(OUT)', []),
+        ('OUT = "a"\nif x:\n    OUT = "b"\nTrainingArguments(OUT)', ["a", "b"]),
+        ('open("data.txt")\nBertConfig(vocab_size=5)', []),
+        ('TrainingArguments(f"{base}/out")', []),
+    ],
+)
+def test_output_directories_that_the_text_names(text: str, found: list[str]) -> None:
+    assert output_directories(ast.parse(text)) == found

@@ -27,8 +27,8 @@ from autofit.runner import TrialRequest
 from autofit.spec import Workload
 from autofit.worker import Channel
 from autofit.workload.limits import meter_for
-from autofit.workload.stillness import calm, still
 from autofit.workload.script_trainer import NothingElse
+from autofit.workload.stillness import calm, still
 from autofit.workload.subject import Subject, lengthened, load_subject
 from autofit.workload.trial import make_trainer, trial_arguments
 

@@ -24,13 +24,15 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 import autofit
-from autofit.errors import ScriptError
+from autofit.errors import ScriptError, UserError
 from autofit.protocol import SCRATCH
-from autofit.script_command import label, named_outputs
+from autofit.script_command import label, named_outputs, read_script
+from autofit.script_source import output_directories
 from autofit.workload.evaluation import first_rows
 from autofit.workload.replacing import replaced
 from autofit.workload.script_arguments import ArgumentKeeper, Origin, Taken
 from autofit.workload.script_guard import TrainingStopped, WriteGuard
+from autofit.workload.script_nets import nets
 
 EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 
@@ -172,14 +174,14 @@ def run_script(
     with tempfile.TemporaryDirectory(
         prefix="autofit-trial-", ignore_cleanup_errors=True, dir=os.environ.get(SCRATCH)
     ) as directory:
-        guard = WriteGuard(directory)
-        for output in named_outputs(command):  # the script may touch them before its arguments are made
+        guard = WriteGuard(directory, () if file is None else (os.path.dirname(file),))
+        for output in (*named_outputs(command), *_written_outputs(file)):  # the script may touch them before its arguments are made
             guard.keep(output)
-        keeper = ArgumentKeeper(values, directory, on_output=guard.protect)
+        keeper = ArgumentKeeper(values, directory, on_output=guard.keep)
         run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
         failure: BaseException | None = None
         try:
-            with guard.active(), keeper.active(), run.hooks():
+            with guard.active(nets), keeper.active(), run.hooks():
                 _execute(command)
         except TrainingStopped:
             pass
@@ -194,6 +196,14 @@ def run_script(
             raise failure.with_traceback(_own_part(failure.__traceback__, file))
         if not run.handled:
             raise run.why_untrained()
+
+
+def _written_outputs(file: str | None) -> list[str]:
+    """Directories that the script's text names as its arguments' outputs; none of a module's, or of what is not readable."""
+    try:
+        return [] if file is None else output_directories(read_script(file))
+    except UserError:
+        return []  # running it will say what is wrong
 
 
 def _execute(command: Sequence[str]) -> None:

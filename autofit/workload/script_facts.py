@@ -120,10 +120,10 @@ def _warnings(
         )
     if training.redirected:
         found.append(
-            f"before it trains, the script saves to {', '.join(training.redirected)}: in trials that goes elsewhere"
+            f"before it trains, the script saves to {', '.join(training.redirected)}: in trials nothing of it stays"
         )
     if training.spared:
-        found.append(f"before it trains, the script deletes {', '.join(training.spared)}: in trials it stays")
+        found.append(f"before it trains, the script removes or renames {', '.join(training.spared)}: in trials it stays")
     if training.shortened:
         found.append("before it trains, the script evaluates: in trials that is done on the first rows only")
     return tuple(found)

@@ -1,30 +1,30 @@
-"""What a script under trial may write: nothing in its output directory, and after its training nothing at all.
+"""What a script under trial may change: nothing that was there before, and after its training nothing at all.
 
-Three nets, because no single one catches all: savers of transformers, torch and safetensors (they write from C++ or Rust) and `open` are led into a
-private directory; whatever else Python changes is seen by an audit hook, and refused; trackers are told by their environment variables to stay off.
-Caches and other files that the script writes before its training, outside its output directory, are its own business; directories that were there
-before are not deleted. Child side: an audit hook stays until the process ends.
+No single net catches everything, so there are three: functions that save, open, remove and rename are replaced (`script_nets`; savers of transformers,
+torch and safetensors write from C++ or Rust); whatever else Python changes is seen by an audit hook, and refused; trackers are told by their
+environment variables to stay off. In the script's output directories what is new is really written, so that every library finds it again, and is
+removed in the end; what exists is never written to: a counterpart in a private directory stands for it. Nothing that existed before is removed or
+renamed anywhere but in caches and among temporary files: the script is told that it was. Caches and other new files outside of the output
+directories are the script's own business. Not covered: commands that the script starts (`os.system`), and files that C++ code writes over.
+Child side: an audit hook stays until the process ends.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import errno
-import functools
 import os
-import pathlib
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from transformers.utils.hub import PushToHubMixin
-
+from autofit import leftovers
 from autofit.child_environment import QUIET
-from autofit.workload.replacing import Opener, replaced
+from autofit.protocol import SCRATCH
+from autofit.workload.replacing import replaced
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: audit event -> positions of the paths it changes, each with the position of its directory's descriptor
@@ -41,6 +41,7 @@ CHANGES = {
 REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
 CACHES = ("~/.cache", "$XDG_CACHE_HOME", "$HF_HOME", "$HF_DATASETS_CACHE", "$HF_HUB_CACHE", "$TORCH_HOME", "$TRITON_CACHE_DIR")
 ALWAYS_OPEN = ("/dev", "/proc")
+TICK_SECONDS = 0.01  #: file times lag behind the clock by less
 
 
 class TrainingStopped(BaseException):
@@ -48,49 +49,56 @@ class TrainingStopped(BaseException):
 
 
 class WriteGuard:
-    """Keeps a script's writes out of the user's output directories.
+    """Keeps what was there before as it was.
 
     Args:
         private: a directory of this trial's own, which takes what is led away from elsewhere.
+        projects: directories of the user's own work, which are none for temporary files even where they lie among those.
+
+    Attributes:
+        redirected: directories that the script saved to.
+        spared: what the script removed or renamed, and is still there.
     """
 
-    def __init__(self, private: str) -> None:
+    def __init__(self, private: str, projects: tuple[str, ...] = ()) -> None:
         self.private = os.path.realpath(private)
         self.redirected: list[str] = []
         self.spared: list[str] = []
+        self.sealed = self.is_active = False
         self._temporary = os.path.realpath(tempfile.gettempdir())
         places = (os.path.expanduser(os.path.expandvars(place)) for place in CACHES)
         self._caches = [os.path.realpath(place) for place in places if not place.startswith("$")]
-        self._outputs: list[str] = []
+        self._projects = [os.path.realpath(place) for place in (os.getcwd(), *projects)]
         self._kept: list[str] = []
-        self._made: list[str] = []
-        self._made_files: list[str] = []
-        self._gone: set[str] = set()
-        self._sealed = self._active = False
-
-    def protect(self, directory: str) -> None:
-        """Let nothing be written into `directory` from here on. One that holds all temporary files cannot be protected."""
-        path = os.path.realpath(os.path.expanduser(directory))
-        if not _inside(self._temporary, path) and not _inside(path, self.private):
-            self._outputs.append(path)
+        self._made: list[str] = []  # directories
+        self._made_files: set[str] = set()  # in kept directories
+        self._leftovers: list[leftovers.Leftover] = []
+        self._gone: set[str] = set()  # as the script was told
+        self._since = 0.0
 
     def keep(self, directory: str) -> None:
-        """Let nothing that is in `directory` now be changed. What the script adds there is its own, and is removed in the end.
+        """Let nothing that is in `directory` now be changed. What the script adds there is removed in the end.
 
         One that holds the working directory or all temporary files is not meant: too much of it is not the script's output.
         """
         path = os.path.realpath(os.path.expanduser(directory))
-        if not any(_inside(place, path) for place in (self._temporary, os.path.realpath(os.getcwd()))):
+        broad = any(inside(place, path) for place in (self._temporary, os.path.realpath(os.getcwd())))
+        if not broad and not inside(path, self.private) and path not in self._kept:
             self._kept.append(path)
 
     def seal(self) -> None:
         """The training is over: whatever would write now unwinds the script instead."""
-        self._sealed = True
+        self.sealed = True
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Watch while the block runs; afterwards directories that the script made as its output, and left empty, are gone again."""
-        self._active = True
+    def active(self, nets: Callable[[WriteGuard], list[tuple[Any, str, Callable[[Any], Any]]]]) -> Iterator[None]:
+        """Watch while the block runs; afterwards what the script added to its output directories is gone again.
+
+        Args:
+            nets: (owner, name, wrapper) of every function to replace.
+        """
+        self._since, self.is_active = time.time(), True
+        time.sleep(TICK_SECONDS)
         sys.addaudithook(self._hook)
         os.environ |= {
             **QUIET,
@@ -98,232 +106,159 @@ class WriteGuard:
             "MLFLOW_TRACKING_URI": f"file://{self.private}",
         }
         with contextlib.ExitStack() as stack:
-            for owner, name, wrap in self._savers():
+            for owner, name, wrap in nets(self):
                 stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
             try:
                 yield
             finally:
-                self._active = False
-                self._clear()
+                self.is_active = False
+                leftovers.remove(reversed(self._leftovers))
 
-    def _clear(self) -> None:
-        for path in self._made_files:
-            with contextlib.suppress(OSError):
-                os.remove(path)
-        for path in reversed(self._made):
-            if any(_inside(path, output) for output in (*self._outputs, *self._kept)):
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
+    def led(self, file: Any, mode: str) -> Any:
+        """What to open instead of `file`: its counterpart, where what is there must stay as it is, or has been led away before."""
+        if not self.is_active or self.sealed or not isinstance(file, str | bytes | os.PathLike):
+            return file
+        path = os.path.realpath(os.fsdecode(file))
+        if inside(path, self.private):
+            return file
+        counterpart = self.counterpart(path)
+        if not set(mode) & set("wax+"):
+            return counterpart if os.path.isfile(counterpart) else file
+        if not self._existed(path):
+            return file
+        os.makedirs(os.path.dirname(counterpart), exist_ok=True)
+        if set(mode) & set("a+") and os.path.isfile(path) and not os.path.exists(counterpart):
+            shutil.copyfile(path, counterpart)
+        self.note(os.path.dirname(path))
+        return counterpart
+
+    def counterpart(self, path: str) -> str:
+        """What stands for `path` in the private directory."""
+        return os.path.join(self.private, "saved", path.lstrip(os.sep))
+
+    def note(self, directory: str) -> None:
+        """Remember that the script saved to `directory`."""
+        if directory not in self.redirected:
+            self.redirected.append(directory)
+
+    def elsewhere(self, directory: Any) -> Any:
+        """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
+        path = os.path.realpath(os.path.expanduser(os.fsdecode(directory)))
+        own = [made for made in self._made if os.path.dirname(made) == self._temporary]
+        if any(inside(path, place) for place in (self.private, *own)):
+            return directory
+        self.note(str(directory))
+        self.keep(path)
+        return self.counterpart(path)
+
+    def spares(self, path: Any, descriptor: Any = None) -> bool:
+        """Whether what is at `path` stays, whatever the script removes or renames; noted, and believed from then on."""
+        where = resolved(path, descriptor)
+        if not self.is_active or self.sealed or where is None or not os.path.lexists(where):
+            return False
+        if not self._existed(where, anywhere=True) or self._disposable(where):
+            return False
+        self._gone.add(where)
+        if os.path.isdir(where):
+            self._kept.append(where)
+        if str(path) not in self.spared:
+            self.spared.append(str(path))
+        return True
+
+    def replaces(self, path: Any, descriptor: Any = None) -> str | None:
+        """The counterpart that takes what the script moves onto `path`; None where it may go there itself."""
+        where = resolved(path, descriptor)
+        if not self.is_active or self.sealed or where is None or not self._existed(where):
+            return None
+        counterpart = self.counterpart(where)
+        os.makedirs(os.path.dirname(counterpart), exist_ok=True)
+        self.note(os.path.dirname(where))
+        return counterpart
+
+    def believed_gone(self, path: Any, descriptor: Any = None) -> bool:
+        """Whether the script was told that the directory `path` is gone, and so may make it anew (once)."""
+        where = resolved(path, descriptor)
+        if where not in self._gone:
+            return False
+        self._gone.discard(where)
+        return True
+
+    def check(self, path: str, event: str = "open") -> None:
+        """Refuse, stop, or note a change of `path`."""
+        if inside(path, self.private) or path.startswith(ALWAYS_OPEN):
+            return
+        if event in REMOVALS and any(inside(path, made) for made in self._made):
+            return  # what the script made itself, a temporary directory above all
+        if self.sealed:
+            raise TrainingStopped
+        there = os.path.lexists(path)
+        if not there:
+            self._add(path, event)
+        elif event != "os.mkdir" and self._existed(path) and not path.endswith(".lock"):
+            raise PermissionError(errno.EACCES, "a trial changes nothing that was in the script's output directory before", path)
+
+    def _add(self, path: str, event: str, *, directory: bool = False) -> None:
+        """`path` is about to be made."""
+        if event in REMOVALS:
+            return  # it will say itself that there is nothing
+        directory = directory or event == "os.mkdir"
+        if directory:
+            self._made.append(path)
+        if not self._is_kept(path):
+            return
+        if not directory:
+            self._made_files.add(path)
+            self.note(os.path.dirname(path))
+        kind = leftovers.Kind.FILE
+        if directory:
+            kind = leftovers.Kind.DIRECTORY if path in self._kept else leftovers.Kind.TREE
+        self._leftovers.append((kind, path))
+        if os.environ.get(SCRATCH):
+            leftovers.note(os.environ[SCRATCH], (kind, path))
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._active:
+        if not self.is_active:
             return
         if event == "open":
             path, _, flags = arguments
             writes = isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes)
             if writes and not os.path.isdir(path):  # tempfile names the directory, and opens a file in it by itself
-                self._check(os.path.realpath(os.fsdecode(path)))
+                self.check(os.path.realpath(os.fsdecode(path)))
         elif event in CHANGES:
-            for path, directory in CHANGES[event]:
-                where = _resolved(arguments[path], None if directory is None else arguments[directory])
+            places = [
+                resolved(arguments[path], None if directory is None else arguments[directory]) for path, directory in CHANGES[event]
+            ]
+            if event == "os.rename" and None not in places and os.path.isdir(str(places[0])) and not self.sealed:
+                self.check(str(places[0]), event)
+                self._add(str(places[1]), event, directory=True)
+                return
+            for where in places:
                 if where is not None:
-                    self._check(where, event)
+                    self.check(where, event)
 
-    def _check(self, path: str, event: str = "open") -> None:
-        """Refuse, stop, or note a change of `path`."""
-        if _inside(path, self.private) or path.startswith(ALWAYS_OPEN):
-            return
-        if event in REMOVALS and any(_inside(path, made) for made in self._made):
-            return  # what the script made itself, a temporary directory above all
-        if self._sealed:
-            raise TrainingStopped
-        there = os.path.lexists(path)
-        if event == "os.mkdir":
-            if not there:
-                self._made.append(path)
-        elif event == "shutil.rmtree" and not there:
-            return  # it will say so itself
-        elif self._protected(path) or (there and path not in self._made_files and self._is_kept(path)):
-            raise PermissionError(
-                errno.EACCES, "a trial changes nothing in the script's output directory", path
-            )
-        elif not there and self._is_kept(path):
-            self._made_files.append(path)
-
-    def _protected(self, path: str) -> bool:
-        return any(_inside(path, output) for output in self._outputs)
+    def _existed(self, path: str, *, anywhere: bool = False) -> bool:
+        """Whether `path` was there before the trial: in a directory that is kept, or anywhere."""
+        if not (anywhere or self._is_kept(path)) or path in self._made_files or any(inside(path, made) for made in self._made):
+            return False
+        try:
+            status = os.lstat(path)
+        except OSError:
+            return False
+        return os.path.isdir(path) or status.st_ctime <= self._since
 
     def _is_kept(self, path: str) -> bool:
-        return any(_inside(path, directory) for directory in self._kept)
+        return any(inside(path, directory) for directory in self._kept)
 
-    def _stands_for(self, path: str) -> bool:
-        """Whether a counterpart stands for `path`: nothing may be written there, or what is there must stay as it is."""
-        there = os.path.lexists(path) and path not in self._made_files
-        return self._protected(path) or (there and self._is_kept(path))
-
-    def _deletes(self, path: str) -> bool:
-        """Whether a script may delete the directory `path`: what it made itself, and temporary files and caches that are no output of its."""
-        if any(_inside(path, place) for place in (self.private, *self._made)):
+    def _disposable(self, path: str) -> bool:
+        """Whether `path` is a cache or a temporary file, and no output or work of the user's."""
+        if inside(path, self.private):
             return True
-        own = self._protected(path) or self._is_kept(path)
-        return not own and any(_inside(path, place) for place in (self._temporary, *self._caches))
-
-    def _sparing(self, remove: Callable[..., Any]) -> Callable[..., Any]:
-        """`shutil.rmtree` that leaves alone what was there before, and says that it is gone."""
-
-        @functools.wraps(remove)
-        def sparing(path: Any, *args: Any, **kwargs: Any) -> Any:
-            where = _resolved(path, kwargs.get("dir_fd"))
-            if self._sealed or where is None or not os.path.isdir(where) or self._deletes(where):
-                return remove(path, *args, **kwargs)
-            self._gone.add(where)
-            self._kept.append(where)
-            self.spared.append(str(path))
-            return None
-
-        return sparing
-
-    def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """`os.mkdir` that believes what `shutil.rmtree` said."""
-
-        @functools.wraps(make)
-        def making(path: Any, *args: Any, **kwargs: Any) -> Any:
-            where = _resolved(path, kwargs.get("dir_fd"))
-            if where in self._gone:
-                self._gone.discard(where)
-                return None
-            return make(path, *args, **kwargs)
-
-        return making
-
-    def _led(self, file: Any, mode: str) -> Any:
-        """What to open instead of `file`: its counterpart in the private directory, when it lies where nothing may be written."""
-        if not self._active or self._sealed or not isinstance(file, str | bytes | os.PathLike):
-            return file
-        path = os.path.realpath(os.fsdecode(file))
-        if _inside(path, self.private) or not self._stands_for(path):
-            return file
-        counterpart = self._counterpart(path)
-        if not set(mode) & set("wax+"):
-            return counterpart if os.path.exists(counterpart) else file
-        os.makedirs(os.path.dirname(counterpart), exist_ok=True)
-        if set(mode) & set("a+") and os.path.isfile(path) and not os.path.exists(counterpart):
-            shutil.copyfile(path, counterpart)
-        self._note(os.path.dirname(path))
-        return counterpart
-
-    def _counterpart(self, path: str) -> str:
-        return os.path.join(self.private, "saved", path.lstrip(os.sep))
-
-    def _note(self, directory: str) -> None:
-        if directory not in self.redirected:
-            self.redirected.append(directory)
-
-    def _elsewhere(self, directory: Any) -> Any:
-        """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
-        path = os.path.realpath(os.path.expanduser(os.fsdecode(directory)))
-        own = [
-            made
-            for made in self._made
-            if _inside(made, self._temporary) and os.path.dirname(made) == self._temporary
-        ]
-        if _inside(path, self.private) or any(_inside(path, made) for made in own):
-            return directory
-        self._note(str(directory))
-        return self._counterpart(path)
-
-    def _savers(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
-        import huggingface_hub
-        import safetensors.torch
-        from transformers import (
-            AutoConfig,
-            AutoTokenizer,
-            PretrainedConfig,
-            PreTrainedModel,
-            PreTrainedTokenizerBase,
-        )
-        from transformers.models.auto.auto_factory import _BaseAutoModelClass
-
-        autos = (c for c in _subclasses(_BaseAutoModelClass) if "from_pretrained" in vars(c))  # each has a copy of its own
-        loaders = (AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, *autos)
-        classes = [c for c in {PushToHubMixin, *_subclasses(PushToHubMixin)} if "save_pretrained" in vars(c)]
-        return [
-            *((c, "save_pretrained", self._redirecting) for c in classes),
-            *((c, "from_pretrained", self._loading) for c in loaders),
-            (PushToHubMixin, "push_to_hub", _refusing),
-            (huggingface_hub, "create_repo", _refusing),
-            (huggingface_hub.HfApi, "create_repo", _refusing),
-            (huggingface_hub.HfApi, "create_commit", _refusing),
-            (torch, "save", functools.partial(self._checking, position=1)),
-            (safetensors.torch, "save_file", functools.partial(self._checking, position=1)),
-            (builtins, "open", lambda function: Opener(function, self._led)),
-            (pathlib.Path, "open", self._opening),
-            (shutil, "rmtree", self._sparing),
-            (os, "mkdir", self._making),
-        ]
-
-    def _opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def opened(path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            led = self._led(path, mode)
-            return function(path if led is path else type(path)(led), mode, *args, **kwargs)
-
-        return opened
-
-    def _redirecting(self, save: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(save)
-        def redirected(saved: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._sealed:
-                raise TrainingStopped
-            kwargs.pop("push_to_hub", None)
-            return save(saved, self._elsewhere(save_directory), *args, **kwargs)
-
-        return redirected
-
-    def _loading(self, load: Any) -> Any:
-        """`from_pretrained` that finds what `save_pretrained` has led elsewhere."""
-        function = load.__func__
-
-        @functools.wraps(function)
-        def loading(cls: type[Any], name: Any = None, *args: Any, **kwargs: Any) -> Any:
-            saved = self._counterpart(os.path.realpath(os.path.expanduser(name))) if isinstance(name, str | os.PathLike) else ""
-            return function(cls, saved if os.path.isdir(saved) else name, *args, **kwargs)
-
-        return classmethod(loading)
-
-    def _checking(self, save: Callable[..., Any], *, position: int) -> Callable[..., Any]:
-        @functools.wraps(save)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            name = next((n for n in ("f", "filename") if n in kwargs), "f")
-            target = args[position] if len(args) > position else kwargs.get(name)
-            if isinstance(target, str | os.PathLike):
-                target = self._led(target, "w")
-                self._check(os.path.realpath(target))
-                if len(args) > position:
-                    args = (*args[:position], target, *args[position + 1 :])
-                else:
-                    kwargs[name] = target
-            return save(*args, **kwargs)
-
-        return checked
+        own = self._is_kept(path) or any(inside(path, project) for project in self._projects)
+        return not own and any(inside(path, place) for place in (self._temporary, *self._caches))
 
 
-def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def refused(*args: Any, **kwargs: Any) -> Any:
-        raise PermissionError(errno.EACCES, "a trial does not push to the hub")
-
-    return refused
-
-
-def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
-
-
-def _resolved(path: Any, descriptor: Any) -> str | None:
-    """The real path that an audit event speaks of; None for an open file."""
+def resolved(path: Any, descriptor: Any) -> str | None:
+    """The real path of an entry in its directory (a link itself, not its end); None for an open file."""
     if not isinstance(path, str | bytes | os.PathLike):
         return None
     name = os.fsdecode(path)
@@ -332,5 +267,6 @@ def _resolved(path: Any, descriptor: Any) -> str | None:
     return os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
 
 
-def _inside(path: str, directory: str) -> bool:
+def inside(path: str, directory: str) -> bool:
+    """Whether `path` is `directory` or lies in it; both absolute."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)

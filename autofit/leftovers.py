@@ -1,0 +1,63 @@
+"""What a child has made in the user's directories for the time of a trial: noted as it is made, so that it is removed even when the child is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+
+PREFIX = "leftovers-"
+
+
+class Kind(StrEnum):
+    """How something is removed."""
+
+    FILE = "file"
+    DIRECTORY = "directory"  #: when it is empty
+    TREE = "tree"  #: a directory with all that is in it
+
+
+Leftover = tuple[Kind, str]
+
+
+def note(scratch: str | Path, leftover: Leftover) -> None:
+    """Remember what this process made (child side)."""
+    kind, path = leftover
+    with open(Path(scratch) / f"{PREFIX}{os.getpid()}", "a", encoding="utf-8", errors="surrogateescape") as handle:
+        handle.write(f"{kind} {path}\0")
+
+
+def sweep(scratch: str | Path) -> None:
+    """Remove what processes that have ended had made, the last first (parent side)."""
+    for listing in Path(scratch).glob(f"{PREFIX}*"):
+        if _runs(int(listing.name.removeprefix(PREFIX))):
+            continue
+        entries = listing.read_text(encoding="utf-8", errors="surrogateescape").split("\0")
+        pairs = (entry.partition(" ") for entry in reversed(entries) if entry)
+        remove((Kind(kind), path) for kind, _, path in pairs)
+        listing.unlink(missing_ok=True)
+
+
+def remove(found: Iterable[Leftover]) -> None:
+    """Remove what is still there."""
+    for kind, path in found:
+        with contextlib.suppress(OSError):
+            if kind is Kind.TREE:
+                shutil.rmtree(path)
+            elif kind is Kind.DIRECTORY:
+                os.rmdir(path)
+            else:
+                os.remove(path)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
