@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,6 +98,17 @@ def test_what_ran_out_of_memory_and_what_needs_no_less_cannot_fit() -> None:
     for config, probability in zip(CONFIGS, fits):
         if dominates(config, too_big):
             assert probability == 0.0
+
+
+def test_what_completed_fits_whatever_a_smaller_one_did_afterwards() -> None:
+    # A run near the limit may go either way: what was seen of a configuration itself outweighs what another one implies.
+    large = max(CONFIGS, key=plain_bytes)
+    small = next(c for c in CONFIGS if c != large and dominates(large, c))
+    completed = replace(record(0, small, 80 * GIB), config=large)
+    failure = Failure(reason=Reason.OUT_OF_MEMORY, message="out of memory")
+    lost = TrialRecord(number=1, config=small, outcome=Outcome.INFEASIBLE, failure=failure)
+    fits = dict(zip(CONFIGS, MemoryBelief(CONFIGS, limit_bytes=LIMIT).update([completed, lost], np.random.default_rng(0))))
+    assert (fits[large], fits[small]) == (1.0, 0.0)
 
 
 def test_memory_is_learned_from_a_handful_of_trials() -> None:

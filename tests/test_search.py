@@ -626,6 +626,25 @@ def test_a_winner_that_does_not_fit_at_full_length_makes_place_for_the_next(samp
     assert played.asked(Role.CONFIRMATION)[0] == best
 
 
+def test_a_search_that_lost_its_winner_and_has_no_trial_left_does_not_say_that_nothing_beats_it() -> None:
+    landscape = simulated_landscape(64)
+    fresh = play(landscape)
+    searched = sum(r.role in (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH) for r in fresh.records)
+    lost: list[TrialConfig] = []
+
+    def script(request: TrialRequest, before: int) -> TrialResult | None:
+        if not request.full_length or lost:
+            return None
+        lost.append(request.config)
+        return failed(Reason.OUT_OF_MEMORY)
+
+    played = play(landscape, script=script, trials=searched)
+    assert lost
+    assert played.finding.winner != lost[0]
+    assert f"beat {lost[0].label()} " not in played.finding.stopped
+    assert "budget" in played.finding.stopped
+
+
 def test_confirmations_that_never_pass_end_with_an_answer_that_is_not_confirmed() -> None:
     played = play(
         GRID, script=lambda request, _: failed(Reason.OUT_OF_MEMORY) if request.full_length else None

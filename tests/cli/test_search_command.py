@@ -263,6 +263,16 @@ def test_an_effective_batch_of_nothing_is_refused_beside_a_grid(grid: Path) -> N
     assert done.status == 2
 
 
+def test_a_grid_answers_up_to_the_limit_that_it_was_recorded_under(grid: Path) -> None:
+    found = Landscape.load(grid)
+    replace(found, spec={**found.spec, "memory_limit_bytes": None, "enforced_limit_bytes": 8 * GIB}).save(grid)
+    done = run_autofit("search", "--replay", grid, "--no-predict", "--memory", "12GiB", cwd=grid.parent)
+    assert done.status == 2
+    assert "above 8.0 GiB, under which the landscape was recorded" in done.stderr
+    assert run_autofit("search", "--replay", grid, "--no-predict", cwd=grid.parent).status == 0
+    assert autofit.load(grid.parent / "best.json").memory_limit_bytes == 8 * GIB
+
+
 def test_a_study_that_could_not_be_read_again_is_refused(grid: Path) -> None:
     done = run_autofit("search", "--replay", grid, "--no-predict", "--study", "/dev/null", cwd=grid.parent)
     assert done.status == 2
