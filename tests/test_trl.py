@@ -36,8 +36,8 @@ from autofit.spec import Workload
 from autofit.trial import Outcome
 from autofit.tuning import tune
 from autofit.workload.user_arguments import argument_defaults, effective_defaults, own_class, trained_as
+from tests.scripts.place import CONFIG
 from tests.servers import one_server
-from tests.test_script_mode import CONFIG
 from tests.test_tuning import ONE
 from tests.workload import tiny
 
