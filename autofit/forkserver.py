@@ -137,7 +137,10 @@ def _unread(control: socket.socket) -> list[str]:
 
 
 def _remove(directories: list[str]) -> None:
+    from autofit import leftovers
+
     for directory in directories:
+        leftovers.sweep(directory, everything=True)
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -30,10 +30,15 @@ def note(scratch: str | Path, leftover: Leftover) -> None:
         handle.write(f"{kind} {path}\0")
 
 
-def sweep(scratch: str | Path) -> None:
-    """Remove what processes that have ended had made, the last first (parent side)."""
+def sweep(scratch: str | Path, *, everything: bool = False) -> None:
+    """Remove what processes that have ended had made, the last first (parent side).
+
+    Args:
+        scratch: where they noted it.
+        everything: all of them were ended, whatever the system says yet.
+    """
     for listing in Path(scratch).glob(f"{PREFIX}*"):
-        if _runs(int(listing.name.removeprefix(PREFIX))):
+        if not everything and _runs(int(listing.name.removeprefix(PREFIX))):
             continue
         entries = listing.read_text(encoding="utf-8", errors="surrogateescape").split("\0")
         pairs = (entry.partition(" ") for entry in reversed(entries) if entry)
@@ -54,10 +59,9 @@ def remove(found: Iterable[Leftover]) -> None:
 
 
 def _runs(pid: int) -> bool:
+    """Whether a process is there and has not ended (one that has, and was not waited for, still has a number)."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return True
-    return True
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -132,11 +132,17 @@ class ProcessRunner:
             return
         self._closed = True
         self._launcher.close()
+        leftovers.sweep(self._directory, everything=True)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _run_child(self, request: bytes, timeout: float | None) -> ChildReport:
+        try:
+            return self._run_or_spawn(request, timeout)
+        finally:
+            leftovers.sweep(self._directory)
+
+    def _run_or_spawn(self, request: bytes, timeout: float | None) -> ChildReport:
         report = self._watch(request, timeout)
-        leftovers.sweep(self._directory)
         problem = _fork_problem(report)
         if problem is not None and isinstance(self._launcher, ForkserverLauncher):
             self.fallback_reason = f"{problem}; trials are spawned afresh from here on (slower to start)"

@@ -63,10 +63,11 @@ def record_landscape(
         device = Device.from_json(facts["device"])
         runner.context_bytes = device.context_bytes
         described, limit = _described(spec, facts), memory_limit(spec, device, None)
+        points, earlier = _existing(path, described, device)
         recording = Recording(
             path=Path(path),
             device=replace(device, holders=()),
-            described={**described, ENFORCED: limit},
+            described={**described, ENFORCED: min(limit, earlier or limit)},
             software=facts["software"],
             request_of=partial(
                 TrialRequest,
@@ -75,7 +76,7 @@ def record_landscape(
                 window_seconds=window_seconds,
                 seed=spec.seed,
             ),
-            points=_existing(path, described, device),
+            points=points,
         )
         space = space_of(spec, facts)
         for number, config in enumerate(in_order(space.configs, rounds, spec.seed)):
@@ -100,6 +101,7 @@ class Recording:
         request_of: makes the order for `config=...`.
         points: by the configuration's key.
         failures: trials in a row that failed for other reasons than memory.
+        unsound: why a configuration was left out, the last one's reason.
     """
 
     path: Path
@@ -109,6 +111,7 @@ class Recording:
     request_of: Callable[..., TrialRequest]
     points: dict[str, Point] = field(default_factory=dict)
     failures: int = 0
+    unsound: str | None = None
 
     def wants(self, config: TrialConfig, this_round: int) -> bool:
         """Whether the configuration has to run (again) in this round."""
@@ -134,7 +137,7 @@ class Recording:
         if result.outcome is Outcome.INFEASIBLE and result.failure.reason in MEMORY_REASONS:
             return self._keep(Point(config=config), reason)
         if result.outcome is Outcome.INFEASIBLE:
-            self.failures = 0
+            self.failures, self.unsound = 0, reason
             return f"left out: {reason}"
         self.failures += 1
         if self.failures >= FAILURES_BEFORE_STOP:
@@ -148,6 +151,8 @@ class Recording:
             UserError: there are none, and the time was too short for any.
             SearchFailed: there are none, because those that ran failed.
         """
+        if not self.points and self.unsound is not None:
+            raise SearchFailed(f"no configuration trains soundly: {self.unsound}", hint="look at the loss of this training in fp32 first")
         if not self.points and not self.failures:
             raise UserError("the time given was too short to record a configuration", hint="raise --timeout")
         if not self.points:
@@ -203,12 +208,13 @@ def in_order(configs: tuple[TrialConfig, ...], rounds: int, seed: int) -> Iterat
         yield from random.Random(f"{seed} {number}").sample(configs, len(configs))
 
 
-def _existing(path: str | Path, described: dict[str, object], device: Device) -> dict[str, Point]:
+def _existing(path: str | Path, described: dict[str, object], device: Device) -> tuple[dict[str, Point], int | None]:
+    """The points of an earlier recording, and the limit that they were made under (None: there is none, or it does not say)."""
     if not Path(path).exists():
-        return {}
+        return {}, None
     found = Landscape.load(path)
     different = [name for name in (*described, *WHERE_GIVEN) if found.spec.get(name) != described.get(name)]
     if different or found.device.name != device.name:
         what = {"digest": "model"}.get(different[0], different[0].replace("_", " ")) if different else "device"
         raise FileFormatError(f"{str(path)!r} is the landscape of another {what}", hint="give another --output")
-    return {p.config.key(): p for p in found.points}
+    return {p.config.key(): p for p in found.points}, found.spec.get(ENFORCED)

@@ -166,7 +166,7 @@ def test_dpo_counts_pairs_and_holds_the_reference_model(tmp_path: Path) -> None:
     measured = completed(with_reference)
     # prompt + answer + end, for both answers of a pair: (2 + 3 + 1) + (2 + 1 + 1), and (2 + 2 + 1) + (2 + 2 + 1)
     assert with_reference.best.tokens_per_second == pytest.approx(10 * with_reference.best.samples_per_second, rel=0.02)
-    assert all(m.losses[0] == pytest.approx(0.693, abs=0.02) for m in measured)
+    assert all(m.losses[0] == pytest.approx(0.693, abs=0.1) for m in measured)
     assert type(with_reference.training_arguments(str(tmp_path))) is DPOConfig
     large = AutoModelForCausalLM.from_config(tiny.config("llama", intermediate_size=40_000))
     more = sum(p.numel() * 4 for p in large.parameters()) - sum(p.numel() * 4 for p in model().parameters())

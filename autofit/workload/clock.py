@@ -55,7 +55,7 @@ class Window:
             return steps >= self.optimizer_steps and micro_steps >= 1
         if unskipped < self.max_unskipped and steps < self.patience_steps:
             return False
-        if not at_rest and self.waits(steps=steps, seconds=seconds):
+        if not at_rest and steps < self.patience_steps and self.waits(steps=unskipped, seconds=seconds):
             return False
         if steps < self.min_steps or micro_steps < self.least_micro_steps:
             return False
@@ -193,7 +193,7 @@ class StepClock(TrainerCallback):
     def _prelude_is_over(self, now: float, at_rest: bool) -> bool:
         if self.steps >= self._window.patience_steps:
             return True
-        waits = not at_rest and self._window.waits(steps=self.steps, seconds=now - self._measured_since)
+        waits = not at_rest and self._window.waits(steps=self.steps - self.skipped, seconds=now - self._measured_since)
         return self.steps - self.skipped >= self._prelude and not waits
 
     def _close_own_step(self, now: float, counts: list[BatchCount]) -> None:

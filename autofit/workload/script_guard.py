@@ -1,11 +1,11 @@
-"""What a script under trial may change: nothing that was there before, and after its training nothing at all.
+"""What a script under trial may change: nothing that was in its output directories before, and after its training nothing at all.
 
 No single net catches everything, so there are three: functions that save, open, remove and rename are replaced (`script_nets`; savers of transformers,
 torch and safetensors write from C++ or Rust); whatever else Python changes is seen by an audit hook, and refused; trackers are told by their
 environment variables to stay off. In the script's output directories what is new is really written, so that every library finds it again, and is
-removed in the end; what exists is never written to: a counterpart in a private directory stands for it. Nothing that existed before is removed or
-renamed anywhere but in caches and among temporary files: the script is told that it was. Caches and other new files outside of the output
-directories are the script's own business. Not covered: commands that the script starts (`os.system`), and files that C++ code writes over.
+removed in the end; what was there before is never touched: a counterpart in a private directory stands for it, and of a removal the script is told that it
+took place. Anywhere else `shutil.rmtree` spares what was there before, but for caches and temporary files; other changes are the script's own
+business. Not covered: commands that the script starts (`os.system`), and files in output directories that C++ code writes over.
 Child side: an audit hook stays until the process ends.
 """
 
@@ -39,8 +39,10 @@ CHANGES = {
     "shutil.rmtree": ((0, 1),),
 }
 REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
+TOUCHES = {"os.chmod": 2, "os.chown": 3, "os.utime": 3, "os.link": 2, "os.setxattr": None}  #: audit event -> position of the directory's descriptor
 CACHES = ("~/.cache", "$XDG_CACHE_HOME", "$HF_HOME", "$HF_DATASETS_CACHE", "$HF_HUB_CACHE", "$TORCH_HOME", "$TRITON_CACHE_DIR")
 ALWAYS_OPEN = ("/dev", "/proc")
+LARGEST_COPY = 64 << 20  #: bytes
 TICK_SECONDS = 0.01  #: file times lag behind the clock by less
 
 
@@ -70,10 +72,12 @@ class WriteGuard:
         self._caches = [os.path.realpath(place) for place in places if not place.startswith("$")]
         self._projects = [os.path.realpath(place) for place in (os.getcwd(), *projects)]
         self._kept: list[str] = []
-        self._made: list[str] = []  # directories
+        self._made: set[str] = set()  # directories
         self._made_files: set[str] = set()  # in kept directories
         self._leftovers: list[leftovers.Leftover] = []
-        self._gone: set[str] = set()  # as the script was told
+        self._gone: set[str] = set()  # directories, as the script was told
+        self._anew: set[str] = set()  # that the script has made in those
+        self._old: set[tuple[int, int]] = set()  # files that were there before, and may look newer: device and inode
         self._since = 0.0
 
     def keep(self, directory: str) -> None:
@@ -124,7 +128,7 @@ class WriteGuard:
         counterpart = self.counterpart(path)
         if not set(mode) & set("wax+"):
             return counterpart if os.path.isfile(counterpart) else file
-        if not self._existed(path):
+        if not (self.is_kept(path) and self.existed(path)):
             return file
         os.makedirs(os.path.dirname(counterpart), exist_ok=True)
         if set(mode) & set("a+") and os.path.isfile(path) and not os.path.exists(counterpart):
@@ -144,57 +148,93 @@ class WriteGuard:
     def elsewhere(self, directory: Any) -> Any:
         """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
         path = os.path.realpath(os.path.expanduser(os.fsdecode(directory)))
-        own = [made for made in self._made if os.path.dirname(made) == self._temporary]
-        if any(inside(path, place) for place in (self.private, *own)):
+        own = any(made in self._made and os.path.dirname(made) == self._temporary for made in _upwards(path))
+        if own or inside(path, self.private):
             return directory
         self.note(str(directory))
         self.keep(path)
         return self.counterpart(path)
 
-    def spares(self, path: Any, descriptor: Any = None) -> bool:
-        """Whether what is at `path` stays, whatever the script removes or renames; noted, and believed from then on."""
+    def spares(self, path: Any, descriptor: Any = None, *, tree: bool = False) -> bool:
+        """Whether what is at `path` stays, though the script removes it; noted, and believed from then on.
+
+        Args:
+            tree: `path` is a directory, and all that is in it goes.
+        """
         where = resolved(path, descriptor)
-        if not self.is_active or self.sealed or where is None or not os.path.lexists(where):
+        if not self._watches or where is None or not self.existed(where):
             return False
-        if not self._existed(where, anywhere=True) or self._disposable(where):
+        if not self.is_kept(where) and (not tree or self._disposable(where)):
             return False
-        self._gone.add(where)
-        if os.path.isdir(where):
-            self._kept.append(where)
-        if str(path) not in self.spared:
-            self.spared.append(str(path))
+        self.spare(path, where)
         return True
 
-    def replaces(self, path: Any, descriptor: Any = None) -> str | None:
-        """The counterpart that takes what the script moves onto `path`; None where it may go there itself."""
-        where = resolved(path, descriptor)
-        if not self.is_active or self.sealed or where is None or not self._existed(where):
+    def spare(self, path: Any, where: str) -> None:
+        """Remember that what the script calls `path` stays where it is; of a directory the script believes that it is gone."""
+        if str(path) not in self.spared:
+            self.spared.append(str(path))
+        if os.path.isdir(where):
+            self._gone.add(where)
+            self._anew = {made for made in self._anew if not inside(made, where)}
+            self.keep(where)
+
+    def stays(self, source: str | None, target: str | None) -> bool:
+        """Whether `source` must not be moved to `target`: it was there before, and either place is an output directory."""
+        if not self._watches or source is None or target is None:
+            return False
+        return self.existed(source) and (self.is_kept(source) or self.is_kept(target))
+
+    def stand_in(self, target: str | None) -> str | None:
+        """The counterpart that takes what the script moves onto `target`; None where it may go there itself."""
+        if not self._watches or target is None or not (self.is_kept(target) and self.existed(target)):
             return None
-        counterpart = self.counterpart(where)
+        counterpart = self.counterpart(target)
         os.makedirs(os.path.dirname(counterpart), exist_ok=True)
-        self.note(os.path.dirname(where))
+        self.note(os.path.dirname(target))
         return counterpart
+
+    def worth_copying(self, source: str) -> bool:
+        """Whether a copy of `source` is worth its time: of outputs, which may be checkpoints, only files that are small."""
+        if os.path.isdir(source) and not os.path.islink(source):
+            return not self.is_kept(source)
+        return os.lstat(source).st_size <= LARGEST_COPY
+
+    def copied(self, target: str) -> None:
+        """A copy of something that stays is at `target` for the time of the trial."""
+        self._made_files.add(target)
+        self._leave_none(leftovers.Kind.FILE, target)
+
+    def moved(self, target: str | None) -> None:
+        """A directory that the script had made is at `target` now."""
+        if self._watches and target is not None and os.path.isdir(target):
+            self._add(target, "os.rename", directory=True)
 
     def believed_gone(self, path: Any, descriptor: Any = None) -> bool:
         """Whether the script was told that the directory `path` is gone, and so may make it anew (once)."""
         where = resolved(path, descriptor)
-        if where not in self._gone:
+        if where is None or where in self._anew or not os.path.isdir(where):
             return False
-        self._gone.discard(where)
+        if not any(inside(where, gone) for gone in self._gone):
+            return False
+        self._anew.add(where)
         return True
+
+    @property
+    def _watches(self) -> bool:
+        return self.is_active and not self.sealed
 
     def check(self, path: str, event: str = "open") -> None:
         """Refuse, stop, or note a change of `path`."""
         if inside(path, self.private) or path.startswith(ALWAYS_OPEN):
             return
-        if event in REMOVALS and any(inside(path, made) for made in self._made):
+        if event in REMOVALS and self._is_made(path):
             return  # what the script made itself, a temporary directory above all
         if self.sealed:
             raise TrainingStopped
-        there = os.path.lexists(path)
-        if not there:
+        self._remember(path)
+        if not os.path.lexists(path):
             self._add(path, event)
-        elif event != "os.mkdir" and self._existed(path) and not path.endswith(".lock"):
+        elif event != "os.mkdir" and self.is_kept(path) and self.existed(path) and not path.endswith(".lock"):
             raise PermissionError(errno.EACCES, "a trial changes nothing that was in the script's output directory before", path)
 
     def _add(self, path: str, event: str, *, directory: bool = False) -> None:
@@ -203,8 +243,9 @@ class WriteGuard:
             return  # it will say itself that there is nothing
         directory = directory or event == "os.mkdir"
         if directory:
-            self._made.append(path)
-        if not self._is_kept(path):
+            self._made.add(path)
+            self._anew.add(path)
+        if not self.is_kept(path):
             return
         if not directory:
             self._made_files.add(path)
@@ -212,6 +253,10 @@ class WriteGuard:
         kind = leftovers.Kind.FILE
         if directory:
             kind = leftovers.Kind.DIRECTORY if path in self._kept else leftovers.Kind.TREE
+        self._leave_none(kind, path)
+
+    def _leave_none(self, kind: leftovers.Kind, path: str) -> None:
+        """Have `path` removed in the end, also when this process is killed."""
         self._leftovers.append((kind, path))
         if os.environ.get(SCRATCH):
             leftovers.note(os.environ[SCRATCH], (kind, path))
@@ -224,36 +269,50 @@ class WriteGuard:
             writes = isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes)
             if writes and not os.path.isdir(path):  # tempfile names the directory, and opens a file in it by itself
                 self.check(os.path.realpath(os.fsdecode(path)))
-        elif event in CHANGES:
+            return
+        if event in TOUCHES:
+            position = TOUCHES[event]
+            self._remember(resolved(arguments[0], None if position is None else arguments[position]))
+        if event in CHANGES:
             places = [
                 resolved(arguments[path], None if directory is None else arguments[directory]) for path, directory in CHANGES[event]
             ]
-            if event == "os.rename" and None not in places and os.path.isdir(str(places[0])) and not self.sealed:
-                self.check(str(places[0]), event)
-                self._add(str(places[1]), event, directory=True)
-                return
+            if event == "os.rename" and places[0] is not None and os.path.isdir(places[0]):
+                places = places[:1]  # where it went is known when it is there: see `moved`
             for where in places:
                 if where is not None:
                     self.check(where, event)
 
-    def _existed(self, path: str, *, anywhere: bool = False) -> bool:
-        """Whether `path` was there before the trial: in a directory that is kept, or anywhere."""
-        if not (anywhere or self._is_kept(path)) or path in self._made_files or any(inside(path, made) for made in self._made):
-            return False
+    def _remember(self, path: str | None) -> None:
+        """What was there before the trial stays known as that, whatever happens to its times."""
+        with contextlib.suppress(OSError):
+            if path is not None and (status := os.lstat(path)).st_ctime <= self._since:
+                self._old.add((status.st_dev, status.st_ino))
+
+    def existed(self, path: str) -> bool:
+        """Whether something was at `path` before the trial; everything is that the trial was not seen making."""
         try:
             status = os.lstat(path)
         except OSError:
             return False
+        if (status.st_dev, status.st_ino) in self._old:
+            return True
+        if path in self._made_files or self._is_made(path):
+            return False
         return os.path.isdir(path) or status.st_ctime <= self._since
 
-    def _is_kept(self, path: str) -> bool:
+    def is_kept(self, path: str) -> bool:
+        """Whether `path` is, or lies in, an output directory."""
         return any(inside(path, directory) for directory in self._kept)
+
+    def _is_made(self, path: str) -> bool:
+        return any(place in self._made for place in _upwards(path))
 
     def _disposable(self, path: str) -> bool:
         """Whether `path` is a cache or a temporary file, and no output or work of the user's."""
         if inside(path, self.private):
             return True
-        own = self._is_kept(path) or any(inside(path, project) for project in self._projects)
+        own = self.is_kept(path) or any(inside(path, project) for project in self._projects)
         return not own and any(inside(path, place) for place in (self._temporary, *self._caches))
 
 
@@ -265,6 +324,14 @@ def resolved(path: Any, descriptor: Any) -> str | None:
     if isinstance(descriptor, int) and descriptor >= 0 and not os.path.isabs(name):
         name = os.path.join(os.path.realpath(f"/proc/self/fd/{descriptor}"), name)
     return os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """`path` and every directory above it."""
+    yield path
+    while (parent := os.path.dirname(path)) != path:
+        path = parent
+        yield path
 
 
 def inside(path: str, directory: str) -> bool:

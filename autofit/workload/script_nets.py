@@ -15,7 +15,7 @@ import torch
 from transformers.utils.hub import PushToHubMixin
 
 from autofit.workload.replacing import Opener
-from autofit.workload.script_guard import TrainingStopped, WriteGuard
+from autofit.workload.script_guard import TrainingStopped, WriteGuard, inside, resolved
 
 Net = tuple[Any, str, Callable[[Any], Any]]
 
@@ -37,7 +37,7 @@ def nets(guard: WriteGuard) -> list[Net]:
         (safetensors.torch, "save_file", bound(_checking, guard, position=1)),
         (builtins, "open", lambda function: Opener(function, guard.led)),
         (pathlib.Path, "open", bound(_opening, guard)),
-        (shutil, "rmtree", bound(_sparing, guard)),
+        (shutil, "rmtree", bound(_sparing, guard, tree=True)),
         *((os, name, bound(_sparing, guard)) for name in ("remove", "unlink", "rmdir")),
         *((os, name, bound(_moving, guard)) for name in ("rename", "replace")),
         (os, "mkdir", bound(_making, guard)),
@@ -62,34 +62,63 @@ def _loaders() -> tuple[type[Any], ...]:
     return (AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, *autos)
 
 
-def _sparing(guard: WriteGuard, remove: Callable[..., Any]) -> Callable[..., Any]:
-    """A removal that leaves alone what was there before, and says that it is gone; a counterpart really goes."""
+def _sparing(guard: WriteGuard, remove: Callable[..., Any], *, tree: bool = False) -> Callable[..., Any]:
+    """A removal that leaves alone what was there before, and says that it is gone; its counterpart is emptied."""
 
     @functools.wraps(remove)
     def sparing(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if not guard.spares(path, kwargs.get("dir_fd")):
-            return remove(path, *args, **kwargs)
-        counterpart = guard.counterpart(os.path.realpath(os.fsdecode(path)))
-        if os.path.isfile(counterpart):
-            os.truncate(counterpart, 0)
+        where = resolved(path, kwargs.get("dir_fd"))
+        directory = where is not None and os.path.isdir(where) and not os.path.islink(where)
+        right = directory if tree else not directory or (remove.__name__ == "rmdir" and not os.listdir(where))
+        if not right or not guard.spares(path, kwargs.get("dir_fd"), tree=tree):
+            return remove(path, *args, **kwargs)  # which also says what is wrong
+        if not directory:
+            counterpart = guard.counterpart(os.path.realpath(str(where)))
+            os.makedirs(os.path.dirname(counterpart), exist_ok=True)
+            open(counterpart, "w").close()
         return None
 
-    return sparing
+    return _as_of_os(sparing)
 
 
 def _moving(guard: WriteGuard, move: Callable[..., Any]) -> Callable[..., Any]:
-    """`os.rename` that leaves what was there before where it is, and puts nothing in its place."""
+    """`os.rename` that leaves what was there before where it is, and a copy of it where it would be."""
 
     @functools.wraps(move)
     def moving(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Any:
-        if guard.spares(src, src_dir_fd):
+        source, target = resolved(src, src_dir_fd), resolved(dst, dst_dir_fd)
+        counterpart = guard.stand_in(target)
+        if source is not None and target is not None and guard.stays(source, target):
+            if guard.worth_copying(source):
+                _leave_a_copy(guard, source, counterpart or target)
+            guard.spare(src, source)
             return None
-        counterpart = guard.replaces(dst, dst_dir_fd)
         if counterpart is not None:
-            return shutil.move(src, counterpart) and None
-        return move(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            shutil.move(str(source), counterpart)
+            return None
+        move(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        guard.moved(target)
+        return None
 
-    return moving
+    return _as_of_os(moving)
+
+
+def _leave_a_copy(guard: WriteGuard, source: str, target: str) -> None:
+    """Where nothing is in the way; it goes again in the end."""
+    if os.path.lexists(target) and not inside(target, guard.private):
+        return
+    if os.path.isdir(source) and not os.path.islink(source):
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        guard.copied(target)
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _as_of_os(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pickles by its public name, as the function that it stands for does."""
+    if function.__module__ == "posix":
+        function.__module__ = "os"
+    return function
 
 
 def _making(guard: WriteGuard, make: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +128,7 @@ def _making(guard: WriteGuard, make: Callable[..., Any]) -> Callable[..., Any]:
     def making(path: Any, *args: Any, **kwargs: Any) -> Any:
         return None if guard.believed_gone(path, kwargs.get("dir_fd")) else make(path, *args, **kwargs)
 
-    return making
+    return _as_of_os(making)
 
 
 def _opening(guard: WriteGuard, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,6 +51,7 @@ from autofit.workload.subject import Subject, load_subject, subject_of
 from autofit.workload.token_count import tokens_per_sample
 from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
+RESTING_SHARE = 0.3  #: of a confirmation's time limit, to wait for memory to come to rest
 MAX_STEPS = 99_991  #: never reached, and nobody's own choice: a copy of a script's replaced arguments is known by it
 LIBRARIES = ("transformers.", "trl.")  #: their Trainers make the optimizer that `optim` names
 
@@ -136,7 +137,7 @@ def script_arguments(config: TrialConfig, *, cpu: bool) -> dict[str, Any]:
 def window_of(request: TrialRequest) -> Window:
     """How long the trial runs. A confirmation runs two optimizer steps at full accumulation; where memory is short, until its use has come to rest."""
     if request.full_length:
-        return Window(optimizer_steps=request.optimizer_steps, seconds=0.0, resting_seconds=math.inf)
+        return Window(optimizer_steps=request.optimizer_steps, seconds=0.0, resting_seconds=RESTING_SHARE * (request.timeout_seconds or math.inf))
     return Window(optimizer_steps=request.optimizer_steps, seconds=request.window_seconds)
 
 

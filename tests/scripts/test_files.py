@@ -135,6 +135,7 @@ def test_what_scripts_do_with_their_output_directory_works_and_leaves_it_as_it_w
 
 
 CLEAN_UPS = {
+    "a worker's": "import multiprocessing\nchild = multiprocessing.get_context('fork').Process(target=os.makedirs, args=(OUT + '/by/worker',))\nchild.start()\nchild.join()\n",
     "files": "import glob\nfor name in glob.glob(OUT + '/*'): os.remove(name)\n",
     "paths": "import pathlib\nfor path in pathlib.Path(OUT).iterdir(): path.unlink()\n",
     "the last run out of the way": "os.rename(OUT, OUT + '.bak')\nos.makedirs(OUT, exist_ok=True)\n",
@@ -154,6 +155,65 @@ def test_a_constant_output_directory_is_as_safe_before_the_arguments_are_made(te
     assert contents(place.out) == {"model.bin": b"precious"}
     assert place.run().outcome is Outcome.COMPLETED
     assert not place.out.with_suffix(".bak").exists()
+
+
+#: what scripts do with files of the user's, in their output directory (OUT, with model.bin) and beside it (HERE, with results.csv and data/rows)
+AMBUSHES = {
+    "backup beside": "os.rename(HERE + '/results.csv', HERE + '/results.bak'); open(HERE + '/results.csv', 'w').write('new')",
+    "backup": "os.rename(OUT + '/model.bin', OUT + '/model.bak'); open(OUT + '/model.bin', 'w').write('new'); assert open(OUT + '/model.bak').read() == 'precious'",
+    "touched": "import pathlib; pathlib.Path(OUT, 'model.bin').touch(); open(OUT + '/model.bin', 'w').write('new')",
+    "touched and removed": "os.utime(OUT + '/model.bin'); os.remove(OUT + '/model.bin')",
+    "made writable and removed": "os.chmod(OUT + '/model.bin', 0o600); os.remove(OUT + '/model.bin')",
+    "linked": "os.link(OUT + '/model.bin', OUT + '/alias.bin'); open(OUT + '/model.bin', 'w').write('new'); open(OUT + '/alias.bin', 'a').write('more')",
+    "opened for more": "open(OUT + '/model.bin', 'a').write('more'); os.remove(OUT + '/model.bin')",
+    "moved in": "import shutil; shutil.move(HERE + '/data', OUT + '/data'); assert open(OUT + '/data/rows').read() == 'rows'",
+    "moved out": "import shutil; shutil.move(OUT + '/model.bin', HERE + '/moved.bin')",
+    "a move that fails": (
+        "import shutil; os.makedirs(HERE + '/build'); open(HERE + '/build/x', 'w').close()\n"
+        "try: os.rename(HERE + '/build', HERE + '/data')\nexcept OSError: shutil.rmtree(HERE + '/data')"
+    ),
+    "empty directories upwards": "os.makedirs(OUT + '/a/b'); os.removedirs(OUT + '/a/b'); os.makedirs(HERE + '/cache')",
+    "a directory that is not empty": "import pathlib\ntry: pathlib.Path(OUT).rmdir()\nexcept OSError: pass\nelse: raise AssertionError",
+    "all anew": "import shutil; os.makedirs(OUT + '/logs', exist_ok=True); shutil.rmtree(OUT); os.makedirs(OUT + '/logs')",
+}
+
+
+@pytest.mark.parametrize("text", AMBUSHES.values(), ids=list(AMBUSHES))
+def test_no_order_of_changes_costs_the_user_a_file(text: str, place: Place) -> None:
+    here = place.directory
+    (here / "results.csv").write_text("precious")
+    (here / "data").mkdir()
+    (here / "data" / "rows").write_text("rows")
+    place.script(f"HERE = {str(here)!r}\n{text}\n{TRAIN}")
+    result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
+    assert contents(place.out) == {"model.bin": b"precious"}
+    assert (here / "data" / "rows").read_text() == "rows"
+    backup = here / "results.bak"
+    assert (backup if backup.exists() else here / "results.csv").read_text() == "precious"
+    assert (here / "cache").exists() == ("cache" in text), "what is beside the output directory is the script's own business"
+
+
+def test_beside_its_output_directory_a_script_may_replace_links_sockets_and_databases(place: Place) -> None:
+    here = place.directory
+    (here / "latest").symlink_to(here)
+    (here / "state.db").write_bytes(b"")
+    place.script(f"""
+        import multiprocessing, sqlite3
+        os.chdir({str(here)!r})
+        os.unlink("latest")
+        os.symlink(OUT, "latest")
+        os.remove("state.db")
+        sqlite3.connect("state.db").execute("create table t (x)")
+        open("scrap", "w").close()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.map(os.remove, ["scrap"])
+        said(scrap=os.path.exists("scrap"))
+        {TRAIN.strip()}
+    """)
+    result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
+    assert place.heard() == {"scrap": False}
 
 
 def test_what_is_saved_to_another_directory_does_not_overwrite_what_is_there(place: Place) -> None:

@@ -132,7 +132,7 @@ def _by_column(dataset: Any, length_column: str) -> Lengths | None:
     else:
         return None
     lengths = _numbers(inputs)
-    targets = _numbers(_list_lengths(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else None
+    targets = _numbers(pc.list_value_length(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else None
     if targets is not None and np.array_equal(targets, lengths):
         targets = None
     rows = None if dataset._indices is None else _numbers(dataset._indices.column(0))
@@ -148,7 +148,8 @@ def _is_list(table: Any, name: str) -> bool:
 
 def _list_lengths(column: Any) -> Any:
     """Length of each list of a chunked column; of lists of lists (several choices) that of the longest inside."""
-    if not pa.types.is_nested(column.type.value_type):
+    inner = column.type.value_type
+    if not (pa.types.is_list(inner) or pa.types.is_large_list(inner)):
         return pc.list_value_length(column)
     found = [np.zeros(0, dtype=np.int64)]
     for chunk in column.chunks:
