@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -16,8 +15,7 @@ class Kind(StrEnum):
     """How something is removed."""
 
     FILE = "file"
-    DIRECTORY = "directory"  #: when it is empty
-    TREE = "tree"  #: a directory with all that is in it
+    DIRECTORY = "directory"  #: when it is empty: what else is in it may be someone else's
 
 
 Leftover = tuple[Kind, str]
@@ -50,9 +48,7 @@ def remove(found: Iterable[Leftover]) -> None:
     """Remove what is still there."""
     for kind, path in found:
         with contextlib.suppress(OSError):
-            if kind is Kind.TREE:
-                shutil.rmtree(path)
-            elif kind is Kind.DIRECTORY:
+            if kind is Kind.DIRECTORY:
                 os.rmdir(path)
             else:
                 os.remove(path)

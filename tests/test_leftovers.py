@@ -26,7 +26,8 @@ def test_what_an_ended_process_made_is_removed_the_last_first(tmp_path: Path) ->
     (user / "out" / "log").write_text("made")
     for leftover in (
         (Kind.DIRECTORY, str(user / "out")),
-        (Kind.TREE, str(user / "out" / "data")),
+        (Kind.DIRECTORY, str(user / "out" / "data")),
+        (Kind.FILE, str(user / "out" / "data" / "rows\n1")),
         (Kind.FILE, str(user / "out" / "log")),
         (Kind.FILE, str(user / "out" / "never made")),
     ):

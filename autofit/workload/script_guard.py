@@ -3,7 +3,7 @@
 No single net catches everything, so there are three: functions that save, open, remove and rename are replaced (`script_nets`; savers of transformers,
 torch and safetensors write from C++ or Rust); whatever else Python changes is seen by an audit hook, and refused; trackers are told by their
 environment variables to stay off. In the script's output directories what is new is really written, so that every library finds it again, and is
-removed in the end; what was there before is never touched: a counterpart in a private directory stands for it, and of a removal the script is told that it
+removed in the end (but for files that C++ code made); what was there before is never touched: a counterpart in a private directory stands for it, and of a removal the script is told that it
 took place. Anywhere else `shutil.rmtree` spares what was there before, but for caches and temporary files; other changes are the script's own
 business. Not covered: commands that the script starts (`os.system`), and files in output directories that C++ code writes over.
 Child side: an audit hook stays until the process ends.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from autofit import leftovers
 from autofit.child_environment import QUIET
@@ -204,10 +204,13 @@ class WriteGuard:
         self._made_files.add(target)
         self._leave_none(leftovers.Kind.FILE, target)
 
-    def moved(self, target: str | None) -> None:
-        """A directory that the script had made is at `target` now."""
-        if self._watches and target is not None and os.path.isdir(target):
-            self._add(target, "os.rename", directory=True)
+    def moved(self, source: str, target: str) -> None:
+        """What the script had made at `source` is at `target` now."""
+        if not self._watches or not os.path.isdir(target):
+            return
+        for made, directory in ((self._made, True), (self._made_files, False)):
+            for path in sorted(path for path in made if inside(path, source)):
+                self._add(target + path.removeprefix(source), "os.rename", directory=directory)
 
     def believed_gone(self, path: Any, descriptor: Any = None) -> bool:
         """Whether the script was told that the directory `path` is gone, and so may make it anew (once)."""
@@ -235,7 +238,12 @@ class WriteGuard:
         if not os.path.lexists(path):
             self._add(path, event)
         elif event != "os.mkdir" and self.is_kept(path) and self.existed(path) and not path.endswith(".lock"):
-            raise PermissionError(errno.EACCES, "a trial changes nothing that was in the script's output directory before", path)
+            self._refuse(path)
+        elif event == "os.remove" and (status := os.lstat(path)).st_nlink == 1:
+            self._old.discard((status.st_dev, status.st_ino))  # another file may have the number next
+
+    def _refuse(self, path: str) -> NoReturn:
+        raise PermissionError(errno.EACCES, "a trial changes nothing that was in the script's output directory before", path)
 
     def _add(self, path: str, event: str, *, directory: bool = False) -> None:
         """`path` is about to be made."""
@@ -250,10 +258,7 @@ class WriteGuard:
         if not directory:
             self._made_files.add(path)
             self.note(os.path.dirname(path))
-        kind = leftovers.Kind.FILE
-        if directory:
-            kind = leftovers.Kind.DIRECTORY if path in self._kept else leftovers.Kind.TREE
-        self._leave_none(kind, path)
+        self._leave_none(leftovers.Kind.DIRECTORY if directory else leftovers.Kind.FILE, path)
 
     def _leave_none(self, kind: leftovers.Kind, path: str) -> None:
         """Have `path` removed in the end, also when this process is killed."""
@@ -277,8 +282,12 @@ class WriteGuard:
             places = [
                 resolved(arguments[path], None if directory is None else arguments[directory]) for path, directory in CHANGES[event]
             ]
-            if event == "os.rename" and places[0] is not None and os.path.isdir(places[0]):
-                places = places[:1]  # where it went is known when it is there: see `moved`
+            if event == "os.rename" and None not in places:
+                source, target = map(str, places)
+                if self.existed(source) and self.is_kept(target) and not self.sealed:
+                    self._refuse(target)  # it would be removed with what the script made; `script_nets` leaves a copy instead
+                if os.path.isdir(source):
+                    places = places[:1]  # where it went is known when it is there: see `moved`
             for where in places:
                 if where is not None:
                     self.check(where, event)

@@ -96,8 +96,10 @@ def _moving(guard: WriteGuard, move: Callable[..., Any]) -> Callable[..., Any]:
         if counterpart is not None:
             shutil.move(str(source), counterpart)
             return None
+        made = source is not None and not guard.existed(source)
         move(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-        guard.moved(target)
+        if made:
+            guard.moved(str(source), str(target))
         return None
 
     return _as_of_os(moving)
