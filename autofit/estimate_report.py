@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from autofit.estimation import MemoryEstimate
+from autofit.estimation import MemoryEstimate, unusual
 from autofit.forecast import OVER, SPARE
 from autofit.largest import LargestBatch
 from autofit.spec import Workload
@@ -17,20 +17,22 @@ from autofit.units import format_bytes
 from autofit.wording import Column, describe, printable, text_table, wrapped
 
 WIDEST_BAR, NARROWEST_BAR = 40, 8
-FORMULA_DOUBT = 0.15  #: single answers of the closed formula miss by this much and more
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def render_estimate(answer: MemoryEstimate, workload: Workload, console: Console) -> None:
     """Print one estimate, in the console's width and encoding."""
     width, ascii_only = console.width, console.options.ascii_only
-    adapted = f" with {workload.adaptation.label()}" if workload.adaptation is not None else ""
-    _print(console, [f"{workload.model}{adapted} on {answer.device}", *wrapped(describe(answer.config), width)])
+    _print(console, [f"{workload.model}{_adapted(workload)} on {answer.device}", *wrapped(describe(answer.config), width)])
     _print(console, ["", *wrapped(verdict(answer), width)], style="bold")
     _print(console, ["", *anatomy_lines(answer.anatomy["parts"], width, ascii_only=ascii_only)])
     _print(console, ["", *peak_lines(answer, width)])
     if answer.warnings:
         _print(console, ["", *note_lines(answer.warnings, width)])
+
+
+def _adapted(workload: Workload) -> str:
+    return f" with {workload.adaptation.label()}" if workload.adaptation is not None else ""
 
 
 def verdict(answer: MemoryEstimate) -> str:
@@ -41,6 +43,8 @@ def verdict(answer: MemoryEstimate) -> str:
         return f"Takes {used}."
     size, spare = format_bytes(answer.memory_bytes), format_bytes(abs(answer.spare_bytes))
     sure = _is_sure(answer)
+    if answer.fits and answer.usual_error is None:
+        return f"Takes at least {used}: whether it fits into {size} is not known."
     if not answer.fits:
         return f"{'Does not' if sure else 'Probably does not'} fit into {size}: {spare} short. Takes {used}."
     if sure:
@@ -52,10 +56,10 @@ def _is_sure(answer: MemoryEstimate) -> bool:
     """Whether the verdict would stand if the prediction were off by as much as it ever was."""
     assert answer.memory_bytes is not None
     room = answer.memory_bytes - answer.context_bytes
-    traced = answer.confidence == "traced"
+    traced, doubt = answer.confidence == "traced", answer.usual_error or 0.0
     if answer.fits:
-        return answer.min_capacity_bytes <= (SPARE if traced else 1 - FORMULA_DOUBT) * room
-    return answer.peak_allocated_bytes > (OVER if traced else 1 + FORMULA_DOUBT) * room
+        return answer.usual_error is not None and answer.min_capacity_bytes <= (SPARE if traced else 1 - doubt) * room
+    return answer.peak_allocated_bytes > (OVER if traced else 1 + doubt) * room
 
 
 def anatomy_lines(parts: Mapping[str, Mapping[str, Any]], width: int, *, ascii_only: bool) -> list[str]:
@@ -131,7 +135,7 @@ def render_largest(
     size = format_bytes(target.memory_bytes or 0)
     _print(
         console,
-        wrapped(f"Largest per-device batch of {workload.model} on {target.name} ({size})", width),
+        wrapped(f"Largest per-device batch of {workload.model}{_adapted(workload)} on {target.name} ({size})", width),
         style="bold",
     )
     _print(console, ["", *largest_lines(rows, width, ascii_only=ascii_only)])
@@ -141,8 +145,9 @@ def render_largest(
     if any(row.batch_size is None for row in rows):
         legend.append("?: could not be predicted")
     if any(row.batch_size for row in rows):
-        legend.append("each uses the memory to its end: one size smaller is sure")
+        legend.append("each is the largest that is predicted to fit (and that was asked for: at most 65,536): smaller ones are surer")
     notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
+    notes += [note for precision in dict.fromkeys(row.precision for row in rows) for note in unusual(precision, target)]
     if legend or notes or target.warnings:
         _print(
             console, ["", *wrapped("; ".join(legend), width), *note_lines([*notes, *target.warnings], width)]

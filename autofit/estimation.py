@@ -19,7 +19,7 @@ from autofit.modelfacts import load_facts, shape_of, store_facts
 from autofit.process import ProcessRunner
 from autofit.protocol import Kind
 from autofit.space import divisors
-from autofit.spec import Workload
+from autofit.spec import MAX_EFFECTIVE_BATCH, Workload
 from autofit.target import Target, target_of
 
 SCHEMA, VERSION = "autofit/estimate", 1
@@ -43,6 +43,7 @@ class MemoryEstimate:
         fits: whether it survives in `memory_bytes`; None when that was not said.
         confidence: `traced` (within about a percent at fixed shapes) or `formula` (see `warnings` for its usual error).
         warnings: one sentence each.
+        usual_error: relative error to expect of a `formula`; None where it is a lower bound, and what is left out is not known.
     """
 
     config: TrialConfig
@@ -57,6 +58,7 @@ class MemoryEstimate:
     fits: bool | None
     confidence: str
     warnings: tuple[str, ...] = ()
+    usual_error: float | None = 0.0
 
     @property
     def spare_bytes(self) -> int | None:
@@ -141,11 +143,13 @@ def config_of(
     """The configuration that is meant.
 
     Raises:
-        UserError: a batch below 1, or one that does not divide the effective batch.
+        UserError: a batch below 1 or above `MAX_EFFECTIVE_BATCH`, or one that does not divide the effective batch.
     """
     for name, value in (("batch size", batch_size), ("effective batch", effective_batch)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{name} must be a positive whole number, got {value!r}")
+        if value is not None and value > MAX_EFFECTIVE_BATCH:
+            raise UserError(f"{name} must be at most {MAX_EFFECTIVE_BATCH}, got {value}")
     if batch_size is None:
         batch_size = (
             DEFAULT_BATCH
@@ -204,7 +208,8 @@ def subject_of(
     from autofit.objects import ObjectFile
 
     with ObjectFile({"model": model}) as file:
-        yield Workload(model=f"<{type(model).__name__}>", objects_path=file.path, **more)  # type: ignore[arg-type]
+        name = getattr(model, "__name__", None) or type(model).__name__
+        yield Workload(model=f"<{name}>", objects_path=file.path, **more)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -253,12 +258,14 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
         anatomy=anatomy.to_json(),
         fits=_fits(target, peaks.min_capacity_bytes),
         confidence="traced",
-        warnings=(*target.warnings, *_unusual(config, target), *law.base.facts.notes),
+        warnings=(*target.warnings, *unusual(config.precision, target), *law.base.facts.notes),
     )
 
 
 def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Target) -> MemoryEstimate:
     facts = setting.facts
+    if config.gradient_checkpointing and facts.get("supports_gradient_checkpointing") is False:
+        raise UserError("this model cannot checkpoint activations", hint="leave --checkpointing (checkpointing=) out")
     answer = estimate_by_formula(
         shape_of(facts),
         batch=config.per_device_train_batch_size,
@@ -288,16 +295,17 @@ def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Targ
         confidence="formula",
         warnings=(
             *target.warnings,
-            *_unusual(config, target),
+            *unusual(config.precision, target),
             f"this could not be traced ({reason}): a closed formula answered, {error}",
             *answer.notes,
         ),
+        usual_error=answer.usual_error,
     )
 
 
-def _unusual(config: TrialConfig, target: Target) -> tuple[str, ...]:
+def unusual(precision: Precision, target: Target) -> tuple[str, ...]:
     """That the device does not compute in this precision natively."""
-    needed = Precision.BF16 if config.precision is Precision.PURE_BF16 else config.precision
+    needed = Precision.BF16 if precision is Precision.PURE_BF16 else precision
     if needed in target.precisions:
         return ()
     return (f"{target.name} has no native {needed}: transformers refuses it or emulates it slowly, and a search leaves it out",)

@@ -126,10 +126,18 @@ def model_line(result: TuneResult) -> str | None:
         return None
     if result.spec.workload.trust_remote_code:
         keywords["trust_remote_code"] = True
-    listed = [_literal(result.spec.workload.model), *(f"{name}={_literal(value)}" for name, value in keywords.items())]
+    listed = [_literal(_hub_name(result)), *(f"{name}={_literal(value)}" for name, value in keywords.items())]
     quantised = quantization_config(result)
     listed += [] if quantised is None else [f"quantization_config={quantised}"]
     return f"{auto_class(result)}.from_pretrained({', '.join(listed)})"
+
+
+def _hub_name(result: TuneResult) -> str:
+    """The model's name; of a bundled configuration the one that the hub has."""
+    from autofit.workload.presets import HUB_NAMES
+
+    name = result.spec.workload.model
+    return HUB_NAMES[name][0] if result.model.get("source") == "preset" and HUB_NAMES.get(name) else name
 
 
 def model_lines(result: TuneResult) -> list[str]:
@@ -210,8 +218,15 @@ def is_live(result: TuneResult) -> bool:
 
 
 def _named_model_arguments(result: TuneResult) -> dict[str, Any]:
-    """Keywords of the model that a script takes by the same names; one that was tuned as it is loads its model in its own way."""
-    return {} if result.spec.workload.script is not None else result.model_arguments
+    """Keywords of the model that a script takes by the same names; one that was tuned as it is loads its model in its own way.
+
+    An adapter is among them: a script that does not know it refuses it, instead of training the whole model with a batch that was found for less.
+    """
+    if result.spec.workload.script is not None:
+        return {}
+    adaptation = None if is_live(result) else result.spec.workload.adaptation
+    adapter = {} if adaptation is None else {"adapter": adaptation.label()}
+    return {**result.model_arguments, **adapter}
 
 
 def _flag(name: str, value: Any) -> str:

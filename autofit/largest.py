@@ -13,7 +13,7 @@ from autofit.errors import UserError
 from autofit.estimation import asking
 from autofit.laws import ClassLaws, Setting, collect, law_class, uneven
 from autofit.space import DEFAULT_OPTIMS, divisors
-from autofit.spec import Workload
+from autofit.spec import MAX_EFFECTIVE_BATCH, Workload
 from autofit.target import Target
 
 VERSION = 1
@@ -54,6 +54,8 @@ def largest_batches(
         )
     if effective_batch is not None and effective_batch < 1:
         raise UserError(f"effective batch must be a positive whole number, got {effective_batch}")
+    if effective_batch is not None and effective_batch > MAX_EFFECTIVE_BATCH:
+        raise UserError(f"effective batch must be at most {MAX_EFFECTIVE_BATCH}, got {effective_batch}")
     room = target.memory_bytes - target.context_bytes
     configs = [
         TrialConfig(

@@ -186,7 +186,7 @@ def choose(count: int) -> list[Problem]:
     """All recorded problems, and modelled ones evenly over cards and models up to `count` in all."""
     recorded, modelled = list(recorded_problems()), list(modelled_problems())
     rest = min(len(modelled), max(0, count - len(recorded)))
-    return recorded + [modelled[i * len(modelled) // rest] for i in range(rest)]
+    return recorded[:count] + [modelled[i * len(modelled) // rest] for i in range(rest)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -199,6 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--output", type=Path, default=None)
     options = parser.parse_args(arguments)
+    for name in ("seeds", "problems", "processes"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be at least 1")
     chosen = choose(options.problems)
     begin = time.monotonic()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by the children: threads of one would wait for those of another, six times as long

@@ -147,10 +147,17 @@ def test_a_verdict_is_no_surer_than_the_prediction_is_good(
     room_bytes: int, confidence: str, begins: str
 ) -> None:
     answer = _estimate(memory_bytes=room_bytes + PARTS["context"], confidence=confidence)
-    answer = replace(answer, fits=answer.min_capacity_bytes <= room_bytes)
+    answer = replace(answer, fits=answer.min_capacity_bytes <= room_bytes, usual_error=0.15 if confidence == "formula" else 0.0)
     text = verdict(answer)
     assert text.startswith(begins), text
     assert ("closed formula" in text) == (confidence == "formula")
+
+
+def test_a_lower_bound_fits_nowhere_for_sure() -> None:
+    bound = replace(_estimate(memory_bytes=100 * RESERVED, confidence="formula"), fits=True, usual_error=None)
+    assert verdict(bound).startswith("Takes at least ")
+    assert "is not known" in verdict(bound)
+    assert verdict(replace(bound, memory_bytes=RESERVED // 2, fits=False)).startswith("Does not fit into")
 
 
 def test_without_a_size_the_verdict_says_only_what_is_used() -> None:

@@ -34,7 +34,7 @@ ISSUED_KEYS = [
     "schema", "version", "config", "device", "peak_allocated_bytes", "peak_reserved_bytes", "min_capacity_bytes", "context_bytes",
     "device_used_bytes", "anatomy", "fits", "confidence", "warnings",
 ]  # fmt: skip
-OWN_KEYS = ["memory_bytes"]
+OWN_KEYS = ["memory_bytes", "usual_error"]
 
 
 def test_the_document_has_exactly_its_keys_and_is_json() -> None:

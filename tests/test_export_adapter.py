@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from autofit.adaptation import adaptation_of
@@ -25,7 +26,7 @@ def result_of(precision: Precision = Precision.BF16, *, source: str = "preset", 
 def test_an_adapter_is_put_on_the_model_that_is_loaded() -> None:
     lines = model_lines(result_of(adapter="lora"))
     assert lines == [
-        'model = AutoModelForCausalLM.from_pretrained("gpt2")',
+        'model = AutoModelForCausalLM.from_pretrained("openai-community/gpt2")',
         "model = get_peft_model(model, LoraConfig(r=16, task_type='CAUSAL_LM'))",
     ]
     snippet = export(result_of(adapter="lora"), "python")
@@ -51,13 +52,20 @@ def test_4_bit_layers_compute_in_the_half_precision_of_the_winner() -> None:
     assert quantization_config(result_of(adapter="lora")) is None
 
 
+def test_a_script_without_the_adapter_refuses_the_flags_instead_of_training_the_whole_model() -> None:
+    result = result_of(adapter="lora")
+    assert "lora" in json.loads(export(result, "json"))["adapter"].lower()
+    assert "--adapter" in export(result, "cli")
+    assert "adapter" not in json.loads(export(result_of(adapter="lora", source="object"), "json"))
+
+
 def test_a_head_that_stays_as_it_is_is_named() -> None:
     facts = {"kept_modules": ["classifier"], "not_quantised": ["classifier"]}
     assert "llm_int8_skip_modules=['classifier']" in str(quantization_config(result_of(adapter="lora", quantize="8bit", facts=facts)))
 
 
 def test_16_bit_weights_under_an_adapter_are_loaded_as_such() -> None:
-    assert 'from_pretrained("gpt2", dtype="bfloat16")' in model_lines(result_of(Precision.PURE_BF16, adapter="lora"))[0]
+    assert 'from_pretrained("openai-community/gpt2", dtype="bfloat16")' in model_lines(result_of(Precision.PURE_BF16, adapter="lora"))[0]
 
 
 def test_models_of_the_users_own_making_keep_their_own_lines() -> None:

@@ -22,6 +22,7 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     """
     from autofit.confirmation import confirm
     from autofit.result import load
+    from autofit.trial import Reason
     from autofit.wording import format_percent
 
     if steps < 2:
@@ -36,6 +37,8 @@ def command(result: str, steps: int, timeout: float | None) -> None:
         text = f"{answer.best.config.label()} did not survive {steps} steps: {outcome.failure.message}"
         if outcome.outcome.value == "infeasible":
             raise NothingFits(text, hint="search again with a smaller --memory, which leaves a larger margin")
+        if outcome.failure.reason is Reason.TIMEOUT:
+            raise UserError(f"{format_seconds(outcome.seconds)} were too short for {steps} steps", hint="give it more --timeout, or fewer --steps")
         raise SearchFailed(text, traceback=outcome.failure.traceback or "")
     assert outcome.measurement is not None
     config, memory = answer.best.config, outcome.measurement.memory

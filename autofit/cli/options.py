@@ -31,6 +31,7 @@ RECORDED = {
     **{flag: name for flag, name in SCRIPT_DECIDES.items() if flag not in ("--model", "--task", "--seq-len", "--trust-remote-code")},
     "--tune": "tune",
     "--eval-batch-size": "eval_batch_size",
+    "--device": "device",
 }  #: flag -> name of what a recorded grid cannot be asked for
 CHECKPOINTING = {"on": (True,), "off": (False,), "both": None}
 

@@ -20,6 +20,9 @@ from autofit.cli.sections import SectionedCommand
 from autofit.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from autofit.landscape import Landscape
     from autofit.result import Warning
 
 
@@ -69,6 +72,7 @@ def command(
         refuse_with_replay(values)
     landscape = Landscape.load(replay) if replay is not None else None
     if landscape is not None:
+        _refuse_other(landscape, values)
         if values.get("effective_batch") is None:
             values["effective_batch"] = landscape.effective_batch
         values["model"] = values.get("model") or str(landscape.spec.get("model") or "recorded")
@@ -88,6 +92,14 @@ def command(
     result.save(output)
     render(result, Console())
     click.echo(f"written: {output}", err=True)
+
+
+def _refuse_other(landscape: Landscape, values: Mapping[str, Any]) -> None:
+    """A recorded grid answers for what it was recorded of."""
+    for option, name in (("--model", "model"), ("--task", "task"), ("--seq-len", "seq_len")):
+        recorded, asked = landscape.spec.get(name), values.get(name)
+        if recorded is not None and asked is not None and recorded != asked:
+            raise UserError(f"the landscape was recorded with {option} {recorded}, not {asked}", hint=f"leave {option} out")
 
 
 def _named(warning: Warning, output: str) -> Warning:

@@ -86,7 +86,7 @@ def dissect(
         kind = Kind.SAVED_ACTIVATIONS if k in saved else trace.kinds[k]
         kinds[kind] = kinds.get(kind, 0) + -(-trace.sizes[k] // UNIT) * UNIT
     mark, peak = trace.mark_at(seen.peak_event), trace.events[seen.peak_event]
-    reserved = max(seen.peak_reserved_bytes, reserved_bytes or 0)
+    reserved = seen.peak_reserved_bytes if reserved_bytes is None else max(reserved_bytes, sum(kinds.values()))
     return Anatomy(
         kinds={kind: kinds[kind] for kind in Kind if kind in kinds},
         slack_bytes=reserved - sum(kinds.values()),

@@ -26,8 +26,8 @@ from autofit.config import PRECISION_FACTS, Precision
 from autofit.memory.events import Kind
 from autofit.memory.replay import Peaks
 
-USUAL_ERROR = 0.10
-"""Mean relative error against traced steps of an encoder and a decoder; single answers miss by 15 % and more."""
+USUAL_ERROR = 0.30
+"""Against traced steps of eight models: 15 % in the mean, 27 % too low at worst."""
 
 ADAPTER_ERROR = 0.15
 """The same under LoRA on all linear layers, against traced steps of an encoder and two decoders."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -111,8 +112,8 @@ def record(options: argparse.Namespace) -> int:
     if options.out is None:
         raise UserError("no --out given", hint="name a folder for the JSON, or --summarise one")
     chosen = chosen_stages(options.stages)
-    minutes = options.minutes or (DRY_MINUTES if options.dry_run else 25.0)
-    if minutes <= 0:
+    minutes = options.minutes if options.minutes is not None else DRY_MINUTES if options.dry_run else 25.0
+    if not 0 < minutes < math.inf:
         raise UserError(f"--minutes must be positive, got {minutes}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # all models are bundled presets
     folder = Folder(options.out, dry_run=options.dry_run)

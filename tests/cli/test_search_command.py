@@ -258,6 +258,15 @@ def test_the_output_is_no_file_that_is_read(option: str, grid: Path) -> None:
     assert grid.read_bytes() == before
 
 
+@pytest.mark.parametrize(("option", "value"), [("--model", "gpt2"), ("--seq-len", "77"), ("--task", "causal-lm"), ("--device", "cpu")])
+def test_a_grid_answers_for_what_it_was_recorded_of(option: str, value: str, grid: Path) -> None:
+    found = Landscape.load(grid)
+    replace(found, spec={**found.spec, "model": "bert-tiny", "task": "sequence-classification", "seq_len": 16}).save(grid)
+    done = run_autofit("search", "--replay", grid, option, value, cwd=grid.parent)
+    assert done.status == 2
+    assert option in done.stderr.splitlines()[0]
+
+
 def test_an_effective_batch_of_nothing_is_refused_beside_a_grid(grid: Path) -> None:
     done = run_autofit("search", "--replay", grid, "--effective-batch", "0", cwd=grid.parent)
     assert done.status == 2
