@@ -123,7 +123,7 @@ def test_an_optimizer_that_does_not_trace_is_answered_by_the_formula_which_says_
     assert answer.confidence == "formula"
     (warning,) = [w for w in answer.warnings if "closed formula" in w]
     assert "paged_adamw_8bit" in warning
-    assert "usually within 10%" in warning
+    assert "usually within 30%" in warning
     assert answer.anatomy["peak"] is None
     parts = answer.anatomy["parts"]
     assert sum(part["bytes"] for part in parts.values()) == answer.device_used_bytes
