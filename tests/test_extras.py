@@ -242,7 +242,7 @@ class TestAnswer:
 
     def test_python_json_and_flags(self, result: TuneResult) -> None:
         python = export(result, "python")
-        assert 'from_pretrained("bert-large-uncased", attn_implementation="eager")' in python
+        assert 'from_pretrained("google-bert/bert-large-uncased", attn_implementation="eager")' in python
         assert 'activation_checkpointing_kwargs={"every_n_layers": 2},' in python
         compile(python, "snippet", "exec")
         assert json.loads(export(result, "json"))["torch_compile"] is True
