@@ -22,24 +22,24 @@ if TYPE_CHECKING:
         UserError,
         WorkerError,
     )
-    from autofit.estimation import MemoryEstimate, estimate
-    from autofit.result import TuneResult, load
-    from autofit.tuning import tune
+    from autofit.forecasts.estimation import MemoryEstimate, estimate
+    from autofit.results.result import TuneResult, load
+    from autofit.search.tuning import tune
 
 _HOMES = {
     "AutofitError": "autofit.errors",
     "FileFormatError": "autofit.errors",
-    "MemoryEstimate": "autofit.estimation",
+    "MemoryEstimate": "autofit.forecasts.estimation",
     "NothingFits": "autofit.errors",
     "ScriptError": "autofit.errors",
     "SearchFailed": "autofit.errors",
     "StudyError": "autofit.errors",
-    "TuneResult": "autofit.result",
+    "TuneResult": "autofit.results.result",
     "UserError": "autofit.errors",
     "WorkerError": "autofit.errors",
-    "estimate": "autofit.estimation",
-    "load": "autofit.result",
-    "tune": "autofit.tuning",
+    "estimate": "autofit.forecasts.estimation",
+    "load": "autofit.results.result",
+    "tune": "autofit.search.tuning",
 }
 
 __version__ = "0.1.0"

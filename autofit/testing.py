@@ -24,11 +24,11 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.landscape import Landscape, Point
-from autofit.measurement import Measurement, Memory
-from autofit.space import divisors, preferred_order
+from autofit.devices.device import Device
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.space import divisors, preferred_order
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Measurement, Memory
 from autofit.units import GIB, MIB
 
 PRECISION_SPEED: Mapping[Precision, float] = {

@@ -17,12 +17,11 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.config import Precision
 from autofit.files import write_json
+from autofit.problem.config import Precision
 from autofit.units import MIB
 from benchmarks import memory_rows
 from benchmarks.memory_methods import METHODS, Method, Question
@@ -34,6 +33,8 @@ from benchmarks.memory_notes import (
     SECOND_NOTES,
     SECOND_RESIDUALS,
 )
+from benchmarks.memory_report import describe_machine, markdown, summary_lines
+from benchmarks.memory_table import Row, Table
 
 OURS, ERA, LATER, TODAY = (
     "autofit",
@@ -41,57 +42,6 @@ OURS, ERA, LATER, TODAY = (
     "autofit, torch 2",
     "autofit, software of today",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measurement and what each method says of it.
-
-    Attributes:
-        name: of the configuration.
-        measured_bytes: device memory in use, or peak bytes of the CPU's allocator.
-        told: method -> bytes, as comparable with the measurement; a method without an answer is left out.
-    """
-
-    name: str
-    measured_bytes: int
-    told: Mapping[str, int]
-
-    def error(self, method: str) -> float | None:
-        """Relative error; None without an answer."""
-        return None if method not in self.told else self.told[method] / self.measured_bytes - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of one kind.
-
-    Attributes:
-        key, title: of the table.
-        methods: in the order of the columns; those beyond the first set answer another question (see `notes`).
-        notes: what the reader must know before the figures.
-        residuals: mechanisms of what is left, as far as they are known.
-    """
-
-    key: str
-    title: str
-    rows: Sequence[Row]
-    methods: Sequence[str]
-    notes: Sequence[str]
-    residuals: Sequence[str]
-    constants: Mapping[str, float] = field(default_factory=dict)
-
-    def summary(self, method: str) -> dict[str, float] | None:
-        """Mean absolute, signed mean and worst error, and the number of rows answered; None without any."""
-        errors = [e for row in self.rows if (e := row.error(method)) is not None]
-        if not errors:
-            return None
-        return {
-            "mean_absolute": statistics.fmean(map(abs, errors)),
-            "mean": statistics.fmean(errors),
-            "worst": max(errors, key=abs),
-            "rows": len(errors),
-        }
 
 
 def main() -> None:
@@ -102,8 +52,6 @@ def main() -> None:
     parser.add_argument("--report-dir", type=Path, default=Path(__file__).parent / "reports")
     parser.add_argument("--workers", type=int, default=2, help="processes that trace at a time")
     options = parser.parse_args()
-    from benchmarks.memory_report import describe_machine, markdown, summary_lines
-
     begin = time.monotonic()
     methods = [m for m in METHODS if m.version is not None]
     with ProcessPoolExecutor(

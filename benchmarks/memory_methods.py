@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.config import PRECISION_FACTS, Precision
 from autofit.memory.formula import ModelShape, estimate_by_formula, optimizer_state_bytes
+from autofit.problem.config import PRECISION_FACTS, Precision
 from autofit.units import GIB
 
 PACKAGES = "pip install --no-deps torch-kitsune==0.7.0 gpu-estimator==0.2.0 llm-analysis==0.2.2 'fire<0.6' termcolor six"

@@ -9,13 +9,11 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autofit.units import GIB, MIB
 from benchmarks.memory_methods import METHODS, PACKAGES, Method
-
-if TYPE_CHECKING:
-    from benchmarks.memory_accuracy import Table
+from benchmarks.memory_table import Table
 
 LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes")
 LONGEST = 20  #: rows of a table in full; of longer ones the worst are shown, all are in the JSON

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
+from autofit.problem.config import Precision, TrialConfig
 
 ROOT = Path(__file__).parents[1]
 BERT_LARGE = {
@@ -55,9 +55,9 @@ def of_its_day(row: dict[str, Any], era: bool) -> int:
 def of_today(row: dict[str, Any]) -> int:
     """Peak reserved bytes of the row's TrainingArguments with the software installed here: what `autofit estimate --attn eager` says."""
     from autofit.memory.replay import replay
-    from autofit.memory.trace.request import TraceRequest
+    from autofit.memory.request import TraceRequest
     from autofit.memory.trace.run import trace
-    from autofit.spec import Workload
+    from autofit.problem.spec import Workload
 
     config = TrialConfig(
         per_device_train_batch_size=row["per_device_train_batch_size"],

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.landscape import Landscape, Point
-from autofit.measurement import Measurement, Memory
-from autofit.space import divisors
+from autofit.devices.device import Device
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.space import divisors
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Measurement, Memory
 from autofit.units import GIB, MIB
 
 SIXTEEN = (Precision.BF16, Precision.FP16)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from autofit.config import TrialConfig
-from autofit.landscape import Landscape, Point
-from autofit.predict import MemoryForecast
-from autofit.space import Space
+from autofit.beliefs.predict import MemoryForecast
+from autofit.problem.config import TrialConfig
+from autofit.problem.space import Space
+from autofit.trials.landscape import Landscape, Point
 from autofit.units import GIB
 from benchmarks.modelled import ARCHITECTURES, CARDS, Laws, modelled_landscape
 

@@ -15,56 +15,28 @@ import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
 
-from autofit.config import TrialConfig
-from autofit.journal import open_study
-from autofit.replay import ReplayRunner
-from autofit.runner import TrialRequest
-from autofit.sampler import CostModelSampler
-from autofit.search import Search
-from autofit.study import TrialStudy
-from autofit.terms import Terms
-from autofit.trial import Outcome, Role, TrialRecord
+from autofit.problem.config import TrialConfig
+from autofit.problem.terms import Terms
+from autofit.search.search import Search
+from autofit.study.journal import open_study
+from autofit.study.sampler import CostModelSampler
+from autofit.study.study import TrialStudy
+from autofit.trials.replay import ReplayRunner
+from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import Outcome, Role, TrialRecord
 from benchmarks.problems import ModelledForecast, Problem, modelled_problems, recorded_problems
-from benchmarks.regret_report import write_report
+from benchmarks.regret_report import BUDGET, Outcomes, write_report
 from benchmarks.rivals import RIVALS, SLOW
 
-BUDGET = 40
 SLOW_SEEDS = 1
 PREDICTED, UNKNOWN = "autofit, memory predicted", "autofit, unknown model"
 ROOT = Path(__file__).parent / "reports"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
-    """One method on one problem with one seed.
-
-    Attributes:
-        method: its name.
-        problem: its name.
-        seed: of the replay and of the method.
-        regrets: after each trial, of the configuration measured fastest so far; ends where the method ends.
-        out_of_memory: cumulative count after each trial.
-        seconds: cumulative device seconds after each trial.
-        stopped: trials after which the method ended by itself; None when the budget ended it.
-        final_regret: of what it returned (ours: after the play-off).
-        playoff_runs: runs after the search proper.
-    """
-
-    method: str
-    problem: str
-    seed: int
-    regrets: tuple[float, ...]
-    out_of_memory: tuple[int, ...]
-    seconds: tuple[float, ...]
-    stopped: int | None
-    final_regret: float
-    playoff_runs: int = 0
 
 
 class _Curve:

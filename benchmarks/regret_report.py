@@ -6,21 +6,45 @@ import datetime
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.problems import Problem
 
-if TYPE_CHECKING:
-    from benchmarks.regret import Outcomes
-
 CHECKPOINTS = (4, 6, 8, 10, 16, 25, 40)
 BUDGET = 40
 NEVER = 99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """One method on one problem with one seed.
+
+    Attributes:
+        method: its name.
+        problem: its name.
+        seed: of the replay and of the method.
+        regrets: after each trial, of the configuration measured fastest so far; ends where the method ends.
+        out_of_memory: cumulative count after each trial.
+        seconds: cumulative device seconds after each trial.
+        stopped: trials after which the method ended by itself; None when the budget ended it.
+        final_regret: of what it returned (ours: after the play-off).
+        playoff_runs: runs after the search proper.
+    """
+
+    method: str
+    problem: str
+    seed: int
+    regrets: tuple[float, ...]
+    out_of_memory: tuple[int, ...]
+    seconds: tuple[float, ...]
+    stopped: int | None
+    final_regret: float
+    playoff_runs: int = 0
 
 
 def write_report(

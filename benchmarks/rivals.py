@@ -23,10 +23,10 @@ from collections.abc import Callable, Generator
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
-from autofit.baselines import half_precision
-from autofit.config import TrialConfig
-from autofit.sampler import GridOrderSampler
-from autofit.space import Space
+from autofit.problem.config import TrialConfig
+from autofit.problem.space import Space
+from autofit.search.baselines import half_precision
+from autofit.study.sampler import GridOrderSampler
 
 Speed = float | None
 Rival = Generator[TrialConfig, Speed, None]

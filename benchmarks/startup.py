@@ -17,8 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from autofit.launch import ForkserverLauncher, Launcher, SpawnLauncher, child_environment
-from autofit.protocol import Event, Kind, decode_event, encode_request
+from autofit.processes.launch import ForkserverLauncher, Launcher, SpawnLauncher, child_environment
+from autofit.processes.protocol import Event, Kind, decode_event, encode_request
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def main() -> None:
     print(f"fastest: {result.best.config.label()} at {result.best.samples_per_second:.1f} samples/s")
     print(f"trained: {result.model['n_trainable_params']:,} of {result.model['n_params']:,} parameters")
     if config is None or options.quantize:
-        from autofit.export import export
+        from autofit.results.export import export
 
         print(export(result, "python"))  # how to load the model, quantised or not, put the adapter on, and train
         return

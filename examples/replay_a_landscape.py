@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from autofit.landscape import Landscape
-from autofit.spec import SearchSpec, Workload
-from autofit.tuning import run_search
+from autofit.problem.spec import SearchSpec, Workload
+from autofit.search.tuning import run_search
+from autofit.trials.landscape import Landscape
 
 landscape = Landscape.load(sys.argv[1])
 workload = Workload(model=str(landscape.spec.get("model") or "recorded"))

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer
 
 import autofit
-from autofit.workload.presets import load as preset
+from autofit.problem.presets import load as preset
 
 
 class Questions(Dataset[dict[str, torch.Tensor]]):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, Trainer
 
 import autofit
-from autofit.workload.presets import load as preset
+from autofit.problem.presets import load as preset
 
 
 def main() -> None:

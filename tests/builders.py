@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.measurement import Measurement, Memory
-from autofit.result import Baseline, Cost, TuneResult, break_even_hours, estimate_of, estimates
-from autofit.spec import SearchSpec, Workload
-from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.devices.device import Device
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import SearchSpec, Workload
+from autofit.results.result import Baseline, Cost, TuneResult, break_even_hours, estimate_of, estimates
+from autofit.trials.measurement import Measurement, Memory
+from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord
 from autofit.units import GIB, MIB
 
 #: as transformers 5.23 has them, the part that the knobs touch

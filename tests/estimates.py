@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from autofit import estimation
-from autofit.config import Precision, TrialConfig
-from autofit.estimation import MemoryEstimate, estimate_all
-from autofit.process import ProcessRunner
-from autofit.spec import Workload
-from autofit.target import Target, target_of
+from autofit.devices.target import Target, target_of
+from autofit.forecasts import estimation
+from autofit.forecasts.estimation import MemoryEstimate, estimate_all
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
 
 MODEL, SEQ_LEN, GPU = "bert-tiny", 128, "T4"
 WORKLOAD = Workload(model=MODEL, seq_len=SEQ_LEN)

@@ -6,23 +6,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.forecast import TracedForecast
-from autofit.journal import open_study
-from autofit.landscape import Landscape, Point
-from autofit.laws import ClassLaws, Setting, law_class
-from autofit.measurement import Measurement, Memory
+from autofit.devices.device import Device
+from autofit.forecasts.forecast import TracedForecast
+from autofit.forecasts.laws import ClassLaws, Setting, law_class
 from autofit.memory.cache import CachedLaws
 from autofit.memory.events import Facts, Kind, Moment, Trace
 from autofit.memory.law import MemoryLaw
 from autofit.memory.trace_builder import TraceBuilder
-from autofit.replay import ReplayRunner
-from autofit.sampler import make_sampler
-from autofit.search import Search, Terms
-from autofit.space import Space
-from autofit.spec import Workload
-from autofit.study import TrialStudy
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.space import Space
+from autofit.problem.spec import Workload
+from autofit.search.search import Search, Terms
+from autofit.study.journal import open_study
+from autofit.study.sampler import make_sampler
+from autofit.study.study import TrialStudy
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Measurement, Memory
+from autofit.trials.replay import ReplayRunner
 from autofit.units import MIB
 
 WEIGHTS = 64 * MIB

@@ -10,19 +10,19 @@ from typing import Any, Self
 
 import optuna
 
-from autofit.config import TrialConfig
-from autofit.journal import open_study
-from autofit.landscape import Landscape
-from autofit.observer import Observer
-from autofit.predict import MemoryForecast, MemoryModel
-from autofit.replay import ReplayRunner
-from autofit.runner import TrialRequest, TrialResult
-from autofit.sampler import make_sampler
-from autofit.search import Check, Search
-from autofit.space import Space
-from autofit.study import TrialStudy
-from autofit.terms import Finding, Terms
-from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.beliefs.predict import MemoryForecast, MemoryModel
+from autofit.problem.config import TrialConfig
+from autofit.problem.space import Space
+from autofit.problem.terms import Finding, Terms
+from autofit.search.observer import Observer
+from autofit.search.search import Check, Search
+from autofit.study.journal import open_study
+from autofit.study.sampler import make_sampler
+from autofit.study.study import TrialStudy
+from autofit.trials.landscape import Landscape
+from autofit.trials.replay import ReplayRunner
+from autofit.trials.runner import TrialRequest, TrialResult
+from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord
 
 SAMPLERS = ("auto", "tpe", "random", "grid")
 BEFORE_PLAYOFF = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autofit.launch import ForkserverLauncher
-from autofit.protocol import SCRATCH
+from autofit.processes.launch import ForkserverLauncher
+from autofit.processes.protocol import SCRATCH
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def one_server() -> Iterator[None]:
             def close(self) -> None:
                 """Stay for the next search."""
 
-        patch.setattr("autofit.process.ForkserverLauncher", Kept)
+        patch.setattr("autofit.processes.process.ForkserverLauncher", Kept)
         try:
             yield
         finally:

@@ -6,13 +6,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from autofit.config import Precision, Scalar, TrialConfig
-from autofit.device import Device, MemoryHolder
-from autofit.landscape import Landscape, Point
-from autofit.measurement import Interval, Measurement, Memory
-from autofit.space import divisors
-from autofit.spec import SearchSpec, Workload
-from autofit.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.devices.device import Device, MemoryHolder
+from autofit.problem.config import Precision, Scalar, TrialConfig
+from autofit.problem.space import divisors
+from autofit.problem.spec import SearchSpec, Workload
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Interval, Measurement, Memory
+from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord
 
 NAMED_BATCHES = (1, 7, 36, 50, 64, 97, 100, 256)  #: effective batches that must multiply out, by promise
 OPTIMS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adamw_bnb_8bit", "sgd")

@@ -10,11 +10,11 @@ from typing import Any
 
 import optuna
 
-from autofit.config import Precision
-from autofit.journal import open_study
-from autofit.space import Capabilities, Space, build_space
-from autofit.study import RECORD, TrialStudy
-from autofit.trial import Reason, Role, TrialRecord
+from autofit.problem.config import Precision
+from autofit.problem.space import Capabilities, Space, build_space
+from autofit.study.journal import open_study
+from autofit.study.study import RECORD, TrialStudy
+from autofit.trials.trial import Reason, Role, TrialRecord
 from tests.builders import make_config, make_record
 
 IDENTITY = {

@@ -11,7 +11,7 @@ from transformers import BertConfig, TrainingArguments
 
 import autofit
 from autofit.errors import SearchFailed
-from autofit.result import TuneResult
+from autofit.results.result import TuneResult
 from tests import uneven
 from tests.cli.runs import autofit as run_autofit
 from tests.refusals import refused

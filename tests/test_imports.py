@@ -19,15 +19,27 @@ import autofit.errors
 
 ROOT = Path(autofit.__file__).parent
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "bitsandbytes")
-OPTUNA_USERS = {"autofit.journal", "autofit.sampler", "autofit.study"}
-CHILD_SIDE = ("autofit.workload", "autofit.memory.trace")
-#: In a child-side package, but data that both sides share: they may be imported from everywhere, and import nothing heavy.
-SHARED = {
-    "autofit.workload",
-    "autofit.workload.presets",
-    "autofit.memory.trace",
-    "autofit.memory.trace.request",
-}
+#: The packages, lowest first: each may import what stands before it, and nothing that stands after.
+FLOORS = (
+    "problem",
+    "devices",
+    "memory",
+    "trials",
+    "beliefs",
+    "processes",
+    "forecasts",
+    "results",
+    "study",
+    "workload",
+    "memory.trace",
+    "children",
+    "search",
+    "reports",
+    "cli",
+)
+GROUND = ("errors", "files", "kinds", "units")  #: modules below all packages: they import nothing of the package but each other
+ROOF = ("", "__main__", "testing")  #: what stands above or beside them
+CHILD_SIDE = ("autofit.workload", "autofit.memory.trace", "autofit.children")
 
 
 @functools.cache
@@ -70,7 +82,13 @@ def imports(module: str, *, inside_functions: bool = False) -> frozenset[str]:
 
 def child_side(module: str) -> bool:
     """Whether a module runs in children only."""
-    return module not in SHARED and any(module == p or module.startswith(f"{p}.") for p in CHILD_SIDE)
+    return any(module == p or module.startswith(f"{p}.") for p in CHILD_SIDE)
+
+
+def floor_of(module: str) -> str:
+    """The package that a module belongs to, by its longest name in `FLOORS`; a module of the ground or the roof is its own."""
+    inside = module.removeprefix("autofit").removeprefix(".")
+    return max((f for f in FLOORS if f"{inside}.".startswith(f"{f}.")), key=len, default=inside)
 
 
 PARENT_SIDE = sorted(name for name in modules() if not child_side(name))
@@ -86,20 +104,31 @@ def test_a_parent_side_module_imports_neither_torch_nor_what_runs_in_children(mo
     assert not {name for name in imports(module) if child_side(name)}
 
 
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_a_module_imports_only_from_its_own_floor_and_those_below(module: str) -> None:
+    """In functions too: an import that is put off is an arrow all the same."""
+    own = floor_of(module)
+    assert own in (*FLOORS, *GROUND, *ROOF), f"{module} stands nowhere: name its package in FLOORS"
+    if own in ROOF:
+        return
+    below = {*GROUND, "", *FLOORS[: FLOORS.index(own) + 1]} if own in FLOORS else {*GROUND}
+    above = {n for n in imports(module, inside_functions=True) if n in modules() and floor_of(n) not in below}
+    assert above == set()
+
+
 def test_optuna_is_imported_only_where_the_study_is() -> None:
     users = {
         name
         for name in modules()
         if any(package_of(found) == "optuna" for found in imports(name, inside_functions=True))
     }
-    assert users <= OPTUNA_USERS
+    assert {floor_of(name) for name in users} == {"study"}
 
 
 def test_only_what_runs_in_children_imports_torch_or_transformers_at_all() -> None:
     allowed = {
         # A parent that builds the user's TrainingArguments, and a worker that proves that its threads work.
-        "autofit.result",
-        "autofit.worker",
+        "autofit.results.result",
     }
     users = {
         name

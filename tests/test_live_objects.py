@@ -21,13 +21,13 @@ from transformers import (
 )
 
 from autofit.errors import SearchFailed
-from autofit.result import TuneResult, load
-from autofit.trial import EVAL_BATCH, Outcome, Role
-from autofit.tuning import tune
+from autofit.results.result import TuneResult, load
+from autofit.search.tuning import tune
+from autofit.trials.trial import EVAL_BATCH, Outcome, Role
 from tests import training
+from tests.one_search import ONE, TINY, global_state, warm_up
 from tests.refusals import refused
 from tests.servers import one_server
-from tests.test_tuning import ONE, TINY, global_state, warm_up
 
 MIB = 1 << 20
 SEARCH_ONLY = {k: v for k, v in ONE.items() if k != "memory"}
@@ -380,7 +380,7 @@ class Stuck(list[int]):
 
 @pytest.mark.parametrize("name", ["eval_dataset", "processing_class", "callbacks", "data_collator", "trainer_kwargs"])
 def test_what_cannot_be_sent_is_refused_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autofit.scene.ProcessRunner", lambda *_, **__: pytest.fail("a process was started"))
+    monkeypatch.setattr("autofit.search.scene.ProcessRunner", lambda *_, **__: pytest.fail("a process was started"))
     thing: Any = Stuck()
     given = {"callbacks": [thing], "trainer_kwargs": {"lock": thing}}.get(name, thing)
     said = "trainer_arguments" if name == "trainer_kwargs" else name

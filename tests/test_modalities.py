@@ -21,9 +21,9 @@ from transformers import (
     Wav2Vec2Config,
 )
 
-from autofit.result import TuneResult
-from autofit.trial import Outcome
-from autofit.tuning import tune
+from autofit.results.result import TuneResult
+from autofit.search.tuning import tune
+from autofit.trials.trial import Outcome
 from tests.servers import one_server
 
 #: one configuration of the space, so that a search is three trials: defaults, the hand's half precision, confirmation

@@ -22,23 +22,23 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from autofit.adaptation import peft_config_json
-from autofit.baselines import plain_defaults
-from autofit.config import Precision
-from autofit.export import export
-from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.run import trace
-from autofit.objects import ObjectFile, arguments_class, kept_arguments
-from autofit.process import ProcessRunner
-from autofit.result import TuneResult, load
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
-from autofit.trial import Outcome
-from autofit.tuning import tune
+from autofit.problem.adaptation import peft_config_json
+from autofit.problem.config import Precision
+from autofit.problem.spec import Workload
+from autofit.processes.objects import ObjectFile, arguments_class, kept_arguments
+from autofit.processes.process import ProcessRunner
+from autofit.results.export import export
+from autofit.results.result import TuneResult, load
+from autofit.search.baselines import plain_defaults
+from autofit.search.tuning import tune
+from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import Outcome
 from autofit.workload.user_arguments import argument_defaults, effective_defaults, own_class, trained_as
+from tests.one_search import ONE
 from tests.scripts.place import CONFIG
 from tests.servers import one_server
-from tests.test_tuning import ONE
 from tests.workload import tiny
 
 WORDS = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "away", "from", "it", "good", "bad"]

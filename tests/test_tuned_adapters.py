@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, BertForSequenceClassification
 
-from autofit.adaptation import Quantization
-from autofit.estimation import estimate
-from autofit.export import export
-from autofit.result import TuneResult, load
-from autofit.trial import Outcome
-from autofit.tuning import tune
+from autofit.forecasts.estimation import estimate
+from autofit.problem.adaptation import Quantization
+from autofit.results.export import export
+from autofit.results.result import TuneResult, load
+from autofit.search.tuning import tune
+from autofit.trials.trial import Outcome
 from tests.cli.runs import autofit
+from tests.one_search import ONE, TINY
 from tests.refusals import refused
 from tests.servers import one_server
-from tests.test_tuning import ONE, TINY
 from tests.workload import tiny
 
 peft = pytest.importorskip("peft", reason="peft is not installed")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from transformers import BertConfig
 
-from autofit.config import TrialConfig
-from autofit.objects import ObjectFile
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest, TrialResult
-from autofit.spec import Workload
-from autofit.trial import Outcome, Reason
-from autofit.tuning import tune
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.objects import ObjectFile
+from autofit.processes.process import ProcessRunner
+from autofit.search.tuning import tune
+from autofit.trials.runner import TrialRequest, TrialResult
+from autofit.trials.trial import Outcome, Reason
 from autofit.units import MIB
 from tests.uneven import OwnLoader, Sentences, pad
 

@@ -20,10 +20,10 @@ def command(result: str, steps: int, timeout: float | None) -> None:
 
     Exit code 0: it survived; 3: it ran out of memory.
     """
-    from autofit.confirmation import confirm
-    from autofit.result import load
-    from autofit.trial import Reason
-    from autofit.wording import format_percent
+    from autofit.results.result import load
+    from autofit.results.wording import format_percent
+    from autofit.search.confirmation import confirm
+    from autofit.trials.trial import Reason
 
     if steps < 2:
         raise UserError(

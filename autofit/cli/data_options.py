@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from autofit.data_source import DataSource
 from autofit.errors import UserError
+from autofit.problem.data_source import DataSource
 
 DATA_OPTIONS = (
     click.option(

@@ -13,8 +13,8 @@ def command(device: str | None) -> None:
     """Say what this machine can search, and why not the rest. Runs no training."""
     from rich.console import Console
 
-    from autofit.examination import examine
-    from autofit.wording import wrapped
+    from autofit.results.wording import wrapped
+    from autofit.search.examination import examine
 
     console = Console()
     for line in examine(device):

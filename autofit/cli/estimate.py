@@ -13,8 +13,8 @@ from autofit.cli.sections import SectionedCommand
 from autofit.errors import UserError
 
 if TYPE_CHECKING:
-    from autofit.spec import Workload
-    from autofit.target import Target
+    from autofit.devices.target import Target
+    from autofit.problem.spec import Workload
 
 
 @click.command("estimate", cls=SectionedCommand, short_help="Predict peak memory, for any card, without a GPU.")
@@ -63,10 +63,10 @@ def command(
     """
     from rich.console import Console
 
-    from autofit import estimation
-    from autofit.config import parse_precisions
-    from autofit.estimate_report import render_estimate
-    from autofit.target import target_of
+    from autofit.devices.target import target_of
+    from autofit.forecasts import estimation
+    from autofit.problem.config import parse_precisions
+    from autofit.reports.estimate_report import render_estimate
 
     workload = workload_of(values)
     target = target_of(gpu, memory)
@@ -104,8 +104,8 @@ def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], 
     """The largest batch of every class; `choices` are keywords of `largest_batches`."""
     from rich.console import Console
 
-    from autofit import largest
-    from autofit.estimate_report import render_largest
+    from autofit.forecasts import largest
+    from autofit.reports.estimate_report import render_largest
 
     if sys.stderr.isatty():
         click.echo("tracing every precision, checkpointing and optimizer: this can take minutes", err=True)

@@ -12,7 +12,7 @@ import click
 )
 def command(result: str, fmt: str) -> None:
     """Print the winner of RESULT (best.json) in a form that can be used as it is."""
-    from autofit.export import export
-    from autofit.result import load
+    from autofit.results.export import export
+    from autofit.results.result import load
 
     click.echo(export(load(result), fmt).rstrip("\n"))

@@ -37,7 +37,7 @@ from autofit.cli.sections import SectionedCommand
 def command(output: str, timeout: float | None, window: float, rounds: int, **values: Any) -> None:
     """Run every legal configuration and write raw samples and memory. Goes on where an existing FILE stops."""
     from autofit.files import check_writable
-    from autofit.recording import record_landscape
+    from autofit.search.recording import record_landscape
 
     check_writable(output, what="output file")
     spec = spec_of(values, workload_of(values))

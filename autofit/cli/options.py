@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from autofit.adaptation import adaptation_of
 from autofit.cli.data_options import BESIDE_DATASET, DATA_OPTIONS, data_source_of, given
 from autofit.errors import UserError
-from autofit.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
 from autofit.units import parse_duration, parse_size
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -216,7 +216,7 @@ def script_of(command: tuple[str, ...], values: dict[str, Any]) -> Workload:
     Raises:
         UserError: not a Python script, or an option that describes a model beside it.
     """
-    from autofit.script_command import label, parse_command
+    from autofit.problem.script_command import label, parse_command
 
     for flag, name in SCRIPT_DECIDES.items():
         if given(values, name):
@@ -233,8 +233,8 @@ def spec_of(values: dict[str, Any], workload: Workload) -> SearchSpec:
     Raises:
         UserError: no effective batch, or a value out of range.
     """
-    from autofit.config import parse_precisions
-    from autofit.extras import parse_tune
+    from autofit.problem.config import parse_precisions
+    from autofit.problem.extras import parse_tune
 
     if values.get("effective_batch") is None:
         raise UserError(

@@ -22,8 +22,8 @@ from autofit.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from autofit.landscape import Landscape
-    from autofit.result import Warning
+    from autofit.results.result import Warning
+    from autofit.trials.landscape import Landscape
 
 
 @click.command("search", cls=SectionedCommand, short_help="Find the fastest configuration that fits.")
@@ -59,7 +59,7 @@ def command(
       autofit search --effective-batch 64 -- python train.py --its --own --flags
     """
     from autofit.files import check_writable
-    from autofit.landscape import Landscape
+    from autofit.trials.landscape import Landscape
 
     check_writable(output, what="output file")
     read = {"--study": study, "--replay": replay, "--dataset": values.get("dataset"), **{word: word for word in script}}
@@ -80,9 +80,9 @@ def command(
 
     from rich.console import Console
 
-    from autofit.progress import live_observer
-    from autofit.report import render
-    from autofit.tuning import run_search
+    from autofit.reports.progress import live_observer
+    from autofit.reports.report import render
+    from autofit.search.tuning import run_search
 
     with live_observer(
         Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds

@@ -12,7 +12,7 @@ def command(result: str, everything: bool) -> None:
     """Show the report of RESULT (best.json) again. Runs nothing."""
     from rich.console import Console
 
-    from autofit.report import TRIAL_ROWS, render
-    from autofit.result import load
+    from autofit.reports.report import TRIAL_ROWS, render
+    from autofit.results.result import load
 
     render(load(result), Console(), trial_rows=None if everything else TRIAL_ROWS)

@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autofit.config import PRECISION_FACTS, Precision
 from autofit.memory.events import Kind
 from autofit.memory.replay import Peaks
+from autofit.problem.config import PRECISION_FACTS, Precision
 
 USUAL_ERROR = 0.30
 """Against traced steps of eight models: 15 % in the mean, 27 % too low at worst."""

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from autofit.adaptation import DEFAULT_RANK, Adaptation, AdapterKind, peft_config_json
 from autofit.errors import UserError
+from autofit.problem.adaptation import DEFAULT_RANK, Adaptation, AdapterKind, peft_config_json
+from autofit.problem.task import Task
 from autofit.workload.quantised import quantization_of
 from autofit.workload.sources import first_line
-from autofit.workload.tasks import Task
 
 #: peft's names of tasks: they decide which head is trained in full beside the adapter
 TASK_TYPES = {

@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import Dataset
 
 from autofit.errors import UserError
+from autofit.problem.task import Task
 from autofit.workload.models import ResolvedModel, model_class
-from autofit.workload.tasks import Task, audio_frames, image_channels, image_size
+from autofit.workload.tasks import audio_frames, image_channels, image_size
 
 IGNORED = -100  #: label that cross entropy leaves out
 MASKED_FRACTION = 0.15

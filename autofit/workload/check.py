@@ -19,15 +19,15 @@ from torch import nn
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, set_seed
 
-from autofit.checking import CheckOrder, Form, FormResult
-from autofit.config import TrialConfig
 from autofit.errors import UserError
-from autofit.protocol import SCRATCH
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
-from autofit.worker import Channel
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
+from autofit.processes.protocol import SCRATCH
+from autofit.results.checking import CheckOrder, Form, FormResult
+from autofit.trials.runner import TrialRequest
 from autofit.workload.limits import meter_for
-from autofit.workload.script_trainer import NothingElse
+from autofit.workload.scripts.trainer import NothingElse
 from autofit.workload.stillness import calm, still
 from autofit.workload.subject import Subject, lengthened, load_subject
 from autofit.workload.trial import make_trainer, trial_arguments

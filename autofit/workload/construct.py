@@ -10,12 +10,12 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autofit.errors import UserError
+from autofit.problem.task import Task
 from autofit.workload.adapters import cast_frozen, is_adapted
 from autofit.workload.initialise import FastRandom
 from autofit.workload.objects import LiveObjects
 from autofit.workload.quantised import without_adapters as without_adapters
 from autofit.workload.sources import first_line
-from autofit.workload.tasks import Task
 
 
 def blamed(make: Callable[[str], Any], device: str, what: str) -> Any:

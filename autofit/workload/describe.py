@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from transformers.training_args import OptimizerNames
 
-from autofit import nvml
-from autofit.config import Precision
-from autofit.device import Device
+from autofit.devices import nvml
+from autofit.devices.device import Device
 from autofit.errors import UserError
-from autofit.space import OPTIM_PACKAGES
-from autofit.spec import Workload
-from autofit.worker import Channel
+from autofit.problem.config import Precision
+from autofit.problem.space import OPTIM_PACKAGES
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
 from autofit.workload import models
 from autofit.workload.data.facts import describe_data
 from autofit.workload.evaluation import data_label
-from autofit.workload.script_facts import describe_script
+from autofit.workload.scripts.facts import describe_script
 from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import makes_own_optimizer
 from autofit.workload.user_arguments import argument_defaults, class_of, own_class, scalars, trained_as

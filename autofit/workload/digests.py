@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from autofit.adaptation import Adaptation
+from autofit.problem.adaptation import Adaptation
 
 #: config fields that say where a config came from, not what model it makes
 _NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", "architectures")

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Trainer
 from transformers import modeling_utils as _modeling_utils
 
-from autofit.config import Scalar, TrialConfig
+from autofit.problem.config import Scalar, TrialConfig
 from autofit.workload.compilation import CompileWatch
 
 LIGER = "liger_kernel"

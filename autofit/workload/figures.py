@@ -6,9 +6,10 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from autofit.adaptation import Adaptation
+from autofit.problem.adaptation import Adaptation
+from autofit.problem.task import Task
 from autofit.workload import adapters, quantised
-from autofit.workload.tasks import Task, max_positions
+from autofit.workload.tasks import max_positions
 
 
 def config_figures(config: PretrainedConfig | None) -> dict[str, Any]:

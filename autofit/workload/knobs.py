@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from autofit.config import PRECISION_FACTS, Precision, TrialConfig
+from autofit.problem.config import PRECISION_FACTS, Precision, TrialConfig
 from autofit.workload.effects import EffectWitness
 
 OPTIMIZER_CLASSES = {

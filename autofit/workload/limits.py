@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from autofit import nvml
+from autofit.devices import nvml
 from autofit.errors import UserError
-from autofit.measurement import Memory
+from autofit.trials.measurement import Memory
 from autofit.units import format_bytes
 
 

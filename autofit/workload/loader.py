@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from autofit.trial import LOADER_KNOBS
+from autofit.trials.trial import LOADER_KNOBS
 
 DEFAULT_PREFETCH = 2  #: torch's own, per worker
 

@@ -15,10 +15,11 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from autofit.adaptation import Adaptation
-from autofit.config import PRECISION_FACTS, Precision
 from autofit.errors import UserError
-from autofit.spec import Workload
+from autofit.problem.adaptation import Adaptation
+from autofit.problem.config import PRECISION_FACTS, Precision
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task, parse_task
 from autofit.workload import adapters, quantised
 from autofit.workload.construct import (
     blamed,
@@ -39,12 +40,10 @@ from autofit.workload.objects import LiveObjects, load_objects
 from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
     DEFAULT_TEXT_LENGTH,
-    Task,
     audio_frames,
     check_task,
     default_task,
     has_class,
-    parse_task,
     sequence_length,
     task_of_class,
 )

@@ -19,9 +19,9 @@ from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from autofit.adaptation import Quantization
-from autofit.config import Precision
 from autofit.errors import UserError
+from autofit.problem.adaptation import Quantization
+from autofit.problem.config import Precision
 
 BLOCK_VALUES, BLOCKS = 64, 256  #: bitsandbytes' block of weights per scale, and of scales per scale of scales
 INITIAL_SPREAD = 0.02

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.errors import UserError
-from autofit.workload import presets
+from autofit.problem import presets
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from autofit.arguments import model_arguments
-from autofit.config import PRECISION_FACTS, Precision, TrialConfig
 from autofit.errors import UserError
-from autofit.spec import Workload
+from autofit.problem.arguments import model_arguments
+from autofit.problem.config import PRECISION_FACTS, Precision, TrialConfig
+from autofit.problem.spec import Workload
 from autofit.workload import batches, models
 from autofit.workload.construct import as_dtype
 from autofit.workload.data.collators import collator_of

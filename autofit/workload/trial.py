@@ -11,14 +11,14 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments, set_seed
 
-from autofit.arguments import SILENT_ARGUMENTS, explicit_arguments
-from autofit.config import PRECISION_FACTS, TrialConfig
 from autofit.errors import ScriptError, UserError
-from autofit.measurement import Measurement
-from autofit.protocol import SCRATCH, TrialOrder
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
-from autofit.worker import Channel
+from autofit.problem.arguments import SILENT_ARGUMENTS, explicit_arguments
+from autofit.problem.config import PRECISION_FACTS, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
+from autofit.processes.protocol import SCRATCH, TrialOrder
+from autofit.trials.measurement import Measurement
+from autofit.trials.runner import TrialRequest
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import (
     PRELUDE_STEPS,
@@ -36,10 +36,10 @@ from autofit.workload.limits import MemoryMeter, meter_for
 from autofit.workload.loader import LoaderWatch
 from autofit.workload.models import ResolvedModel
 from autofit.workload.rest import RestWatch
-from autofit.workload.script import Training, run_script
-from autofit.workload.script_arguments import NEEDS_EVALUATION
-from autofit.workload.script_guard import TrainingStopped
-from autofit.workload.script_trainer import (
+from autofit.workload.scripts.arguments import NEEDS_EVALUATION
+from autofit.workload.scripts.guard import TrainingStopped
+from autofit.workload.scripts.run import Training, run_script
+from autofit.workload.scripts.trainer import (
     LeaveWhenStopped,
     checkpointing_as_asked,
     ignores_optim,

@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from autofit.adaptation import peft_config_json
-from autofit.arguments import CHECKPOINTING_NAMES
+from autofit.problem.adaptation import peft_config_json
+from autofit.problem.arguments import CHECKPOINTING_NAMES
 from autofit.workload.digests import digest_of, json_able
 
 MISSING = type(dataclasses.MISSING)  #: by class: that of a class which travelled by cloudpickle is another object

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from autofit.config import TrialConfig
-from autofit.device import Device
-from autofit.launch import child_environment
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest, TrialResult
-from autofit.scene import capabilities_of
-from autofit.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
-from autofit.spec import Workload
-from autofit.trial import Outcome, Reason
+from autofit.devices.device import Device
+from autofit.problem.config import TrialConfig
+from autofit.problem.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
+from autofit.problem.spec import Workload
+from autofit.processes.launch import child_environment
+from autofit.processes.process import ProcessRunner
+from autofit.search.scene import capabilities_of
+from autofit.trials.runner import TrialRequest, TrialResult
+from autofit.trials.trial import Outcome, Reason
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import ROOT, Plan
 from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet

@@ -11,9 +11,9 @@ import tempfile
 import time
 from typing import Any
 
-from autofit import nvml
-from autofit.launch import ForkserverLauncher, Launcher, SpawnLauncher, child_environment
-from autofit.protocol import Event, Kind, decode_event, encode_request
+from autofit.devices import nvml
+from autofit.processes.launch import ForkserverLauncher, Launcher, SpawnLauncher, child_environment
+from autofit.processes.protocol import Event, Kind, decode_event, encode_request
 from benchmarks.evidence.bench import Bench, Stopwatch, missing
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.store import Sheet

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from autofit.config import TrialConfig
-from autofit.confirmation import confirm
-from autofit.measurement import Measurement
-from autofit.result import load
+from autofit.problem.config import TrialConfig
+from autofit.results.result import load
+from autofit.search.confirmation import confirm
+from autofit.trials.measurement import Measurement
 from benchmarks.evidence.bench import Bench, outcome_row, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Case

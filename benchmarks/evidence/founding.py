@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
 from autofit.files import read_json_object
+from autofit.problem.config import Precision, TrialConfig
 from benchmarks.evidence.bench import Bench, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.fidelity import overall

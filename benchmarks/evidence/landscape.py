@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from autofit.errors import FileFormatError, SearchFailed, UserError
-from autofit.landscape import Landscape
-from autofit.recording import record_landscape
-from autofit.scene import space_of
-from autofit.space import Space
+from autofit.problem.space import Space
+from autofit.search.recording import record_landscape
+from autofit.search.scene import space_of
+from autofit.trials.landscape import Landscape
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from autofit.errors import AutofitError, WorkerError
-from autofit.estimation import asking
-from autofit.laws import Ask, ClassLaws, Setting, collect, law_class, versions
+from autofit.forecasts.estimation import asking
+from autofit.forecasts.laws import Ask, ClassLaws, Setting, collect, law_class, versions
 from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw
-from autofit.protocol import Kind, TrialOrder
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
+from autofit.processes.protocol import Kind, TrialOrder
+from autofit.trials.runner import TrialRequest
 from benchmarks.evidence.bench import Bench, Stopwatch, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Case

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
-from autofit.spec import SearchSpec, Workload
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import SearchSpec, Workload
 from autofit.units import GIB
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autofit.landscape import Landscape
+from autofit.trials.landscape import Landscape
 from autofit.units import GIB
 from benchmarks.evidence.reading import Reading
 from benchmarks.evidence.sections_memory import MemoryRow, comparisons, memory_rows

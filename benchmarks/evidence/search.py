@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autofit.config import TrialConfig
 from autofit.errors import AutofitError, NothingFits, SearchFailed
-from autofit.result import TuneResult
-from autofit.spec import SearchSpec
-from autofit.trial import Outcome, Role, TrialRecord
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import SearchSpec
+from autofit.results.result import TuneResult
+from autofit.trials.trial import Outcome, Role, TrialRecord
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench, Stopwatch, missing
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem
@@ -79,7 +79,7 @@ def _search(bench: Bench, sheet: Sheet, box: Box, problem: Problem, limit: int |
     spec = _spec(bench, box, problem, limit)
     study = bench.folder.file("studies", f"{name.replace(' ', '-')}.jsonl")
     resumed = study.exists()
-    from autofit.tuning import run_search  # Optuna, which a machine may lack
+    from autofit.search.tuning import run_search  # Optuna, which a machine may lack
 
     try:
         result = run_search(spec, study=study, observer=notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from autofit import cards
+from autofit.devices import cards
 from autofit.errors import UserError
 from benchmarks.evidence.gpu_tests import WHOLE
 from benchmarks.evidence.oom import AFTERWARDS, EXCEEDS, FITS

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.config import TrialConfig
 from autofit.files import read_json_object
 from autofit.memory.events import Trace
+from autofit.problem.config import TrialConfig
 from benchmarks.evidence import history
 from benchmarks.evidence.reading import Reading, mib, percent
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.config import TrialConfig
 from autofit.errors import FileFormatError
-from autofit.landscape import Landscape
+from autofit.problem.config import TrialConfig
+from autofit.trials.landscape import Landscape
 from benchmarks.evidence.reading import Reading, mib, percent
 from benchmarks.problems import Problem, true_speed
 

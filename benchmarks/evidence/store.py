@@ -17,7 +17,7 @@ from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
 
 SCHEMA, VERSION = "autofit/evidence", 1
-DONE, SKIPPED, FAILED, PARTIAL = "done", "skipped", "failed", "partial"
+DONE, SKIPPED, FAILED, PARTIAL = STATES = ("done", "skipped", "failed", "partial")
 IDENTITY = ("dry_run", "device", "torch", "transformers")  #: what must agree for rows to stand in one sheet
 MAX_ERRORS = 20
 
@@ -50,8 +50,8 @@ class Sheet:
     def _load(self, dry_run: bool) -> None:
         try:
             found = read_json_object(self.path, what="evidence")
-            if found.get("schema") != SCHEMA or not isinstance(found.get("rows"), dict):
-                raise FileFormatError(f"{str(self.path)!r} is not a sheet of evidence")
+            if flaw := _flaw(found):
+                raise FileFormatError(f"{str(self.path)!r} is not a sheet of evidence: {flaw}")
         except FileFormatError as error:
             aside = self.path.with_suffix(f".unreadable-{os.getpid()}")
             self.path.rename(aside)
@@ -191,9 +191,30 @@ def is_dry_run(path: str | Path) -> bool:
         FileFormatError: it holds no evidence.
     """
     found = read_json_object(Path(path) / "run.json", what="evidence")
-    if found.get("schema") != SCHEMA:
-        raise FileFormatError(f"{str(path)!r} holds no evidence", hint="name the folder given to --out")
+    flaw = _flaw(found) or (None if "identity" in found["rows"] else "it does not say on what it was recorded")
+    if flaw:
+        raise FileFormatError(f"{str(path)!r} holds no evidence: {flaw}", hint="name the folder given to --out")
     return bool(found["dry_run"])
+
+
+def _flaw(found: Mapping[str, Any]) -> str | None:
+    """What keeps a JSON object from being a sheet; None when it is one."""
+    if found.get("schema") != SCHEMA or found.get("version") != VERSION:
+        return f"its schema is {found.get('schema')!r}, version {found.get('version')!r}"
+    if not isinstance(found.get("dry_run"), bool):
+        return "it does not say whether it is a dry run"
+    rows = found.get("rows")
+    if not isinstance(rows, dict) or any(not isinstance(row, dict) or row.get("state") not in STATES for row in rows.values()):
+        return f"its rows are not objects with a state ({', '.join(STATES)})"
+    if any(row["state"] == SKIPPED and not isinstance(row.get("reason"), str) for row in rows.values()):
+        return "a row was skipped for no reason"
+    for name in ("notes", "left", "errors"):
+        texts = found.get(name, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            return f"its {name} are not texts"
+    if isinstance(found.get("seconds", 0.0), bool) or not isinstance(found.get("seconds", 0.0), int | float):
+        return "its seconds are no number"
+    return None
 
 
 def now() -> str:

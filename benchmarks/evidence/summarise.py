@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autofit.errors import UserError
 from autofit.files import write_json
-from autofit.landscape import Landscape
+from autofit.trials.landscape import Landscape
 from benchmarks.evidence import sections_machine, sections_memory, sections_speed
 from benchmarks.evidence.bench import missing
 from benchmarks.evidence.plan import ROOT, STAGE_NAMES

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from autofit.adaptation import adaptation_of
-from autofit.config import Precision, TrialConfig
 from autofit.files import write_json
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
-from autofit.trial import Outcome
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
+from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import Outcome
 from benchmarks.evidence.plan import ROOT
 
 PATH = ROOT / "tests" / "data" / "quantised-rows.json"

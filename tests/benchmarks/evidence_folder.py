@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.landscape import Landscape, Point
-from autofit.measurement import Measurement, Memory
+from autofit.devices.device import Device
 from autofit.memory.events import Facts, Moment
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.problem.config import Precision, TrialConfig
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Measurement, Memory
 from autofit.units import GIB, MIB
 from benchmarks.evidence.history import History
 from benchmarks.evidence.store import Folder

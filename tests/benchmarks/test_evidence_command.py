@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autofit.config import TrialConfig
 from autofit.errors import UserError
-from autofit.measurement import Measurement
+from autofit.problem.config import TrialConfig
+from autofit.trials.measurement import Measurement
 from benchmarks.evidence import __main__ as command
 from benchmarks.evidence.bench import Bench, run_child
 from benchmarks.evidence.box import Box

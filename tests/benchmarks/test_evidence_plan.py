@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autofit.workload import presets
+from autofit.problem import presets
 from benchmarks.evidence import founding, oom
 from benchmarks.evidence.__main__ import STAGES
 from benchmarks.evidence.inside import oom as inside_oom

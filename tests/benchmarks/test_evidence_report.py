@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autofit.errors import FileFormatError
-from autofit.landscape import Landscape
+from autofit.trials.landscape import Landscape
 from benchmarks.evidence.reading import DRY_WARNING, HOLLOW_WARNING, Reading, cell, percent, slug
 from benchmarks.evidence.sections_memory import comparisons, memory_rows
 from benchmarks.evidence.sections_speed import grids, regret_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autofit import tuning
 from autofit.errors import NothingFits, SearchFailed, UserError, WorkerError
+from autofit.search import tuning
 from benchmarks.evidence import gpu_tests, search
 from benchmarks.evidence.store import DONE, FAILED, Sheet
 

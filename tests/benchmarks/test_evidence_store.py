@@ -61,6 +61,38 @@ def test_an_unreadable_sheet_is_put_aside_and_said(folder: Folder) -> None:
     assert len(list(folder.path.glob("oom.unreadable-*"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "autofit/result"}, "its schema is 'autofit/result'"),
+        ({"version": 9}, "version 9"),
+        ({"dry_run": None}, "whether it is a dry run"),
+        ({"rows": []}, "its rows are not objects"),
+        ({"rows": {"a": 3}}, "its rows are not objects"),
+        ({"rows": {"a": {"state": "lost"}}}, "its rows are not objects"),
+        ({"rows": {"a": {"state": "skipped"}}}, "skipped for no reason"),
+        ({"notes": "none"}, "its notes are not texts"),
+        ({"left": [1]}, "its left are not texts"),
+        ({"seconds": "2"}, "its seconds are no number"),
+    ],
+)
+def test_a_file_that_is_only_half_a_sheet_is_unreadable_and_no_folder_of_evidence(
+    folder: Folder, change: dict[str, object], said: str
+) -> None:
+    folder.check(IDENTITY)
+    path = folder.path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FileFormatError, match=said):
+        is_dry_run(folder.path)
+    assert said in folder.sheet("run").notes[0]
+
+
+def test_a_folder_that_does_not_say_where_it_was_recorded_holds_no_evidence(folder: Folder) -> None:
+    folder.sheet("run").put("call 1", command="benchmarks.evidence", minutes=1.0)
+    with pytest.raises(FileFormatError, match="on what it was recorded"):
+        is_dry_run(folder.path)
+
+
 def test_the_same_sentence_is_noted_once(folder: Folder) -> None:
     sheet = folder.sheet("search")
     sheet.note("optuna is not installed")

@@ -7,12 +7,13 @@ import json
 import pytest
 from transformers import BertConfig
 
-from autofit.config import Precision
+from autofit.problem.config import Precision
 from autofit.units import MIB
-from benchmarks.memory_accuracy import Row, Table, document
+from benchmarks.memory_accuracy import document
 from benchmarks.memory_methods import METHODS, Question, by_accelerate, by_formula
 from benchmarks.memory_report import describe_machine, markdown, summary_lines
 from benchmarks.memory_rows import BERT_LARGE, founding_name, founding_tables
+from benchmarks.memory_table import Row, Table
 
 PARAMETERS = 335_143_938
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autofit.config import TrialConfig
+from autofit.problem.config import TrialConfig
 from benchmarks.modelled import ARCHITECTURES, CARDS, Laws, modelled_landscape
 from benchmarks.problems import ModelledForecast, Problem, modelled_problems
 from benchmarks.regret import BUDGET, choose, run_ours, run_rival

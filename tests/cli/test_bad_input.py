@@ -8,10 +8,10 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autofit.config import TrialConfig
-from autofit.device import Device
-from autofit.landscape import Landscape, Point
-from autofit.measurement import Measurement, Memory
+from autofit.devices.device import Device
+from autofit.problem.config import TrialConfig
+from autofit.trials.landscape import Landscape, Point
+from autofit.trials.measurement import Measurement, Memory
 from tests.cli.runs import Run, autofit
 
 SEARCH = ("search", "--model", "bert-tiny", "--effective-batch", "16", "--device", "cpu")

@@ -16,7 +16,7 @@ FACT = "presets     " + ", ".join(f"model-{number}" for number in range(40))
 def test_a_long_fact_is_folded_on_a_terminal_and_one_line_in_a_file(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("autofit.examination.examine", lambda device: iter([FACT]))
+    monkeypatch.setattr("autofit.search.examination.examine", lambda device: iter([FACT]))
     monkeypatch.setattr("rich.console.Console", lambda: Console(file=io.StringIO(), width=80, force_terminal=terminal))
     command.main([], standalone_mode=False)
     first, *rest = capsys.readouterr().out.splitlines()

@@ -21,15 +21,15 @@ from pathlib import Path
 import pytest
 
 import autofit
-from autofit.landscape import Landscape
-from autofit.result import TuneResult
-from autofit.study import RECORD
+from autofit.results.result import TuneResult
+from autofit.study.study import RECORD
 from autofit.testing import simulated_landscape
-from autofit.trial import Outcome, Role
+from autofit.trials.landscape import Landscape
+from autofit.trials.trial import Outcome, Role
 from autofit.units import GIB, format_bytes
 from tests.cli.runs import Run
 from tests.cli.runs import autofit as run_autofit
-from tests.processes import gone_within
+from tests.process_table import gone_within
 from tests.searching import needed_bytes
 from tests.studies import whole_lines
 

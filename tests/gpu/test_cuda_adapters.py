@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from autofit.adaptation import adaptation_of
-from autofit.config import Precision, TrialConfig
-from autofit.measurement import Measurement
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest
-from autofit.spec import Workload
-from autofit.trial import Outcome
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
+from autofit.trials.measurement import Measurement
+from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import Outcome
 from tests.servers import one_server
 
 pytestmark = pytest.mark.gpu
@@ -71,8 +71,8 @@ def test_dora_trains_on_8_bit_layers(run: Any) -> None:
 
 
 def test_a_trace_of_an_adapter_is_right_within_three_percent(run: Any) -> None:
-    from autofit.estimation import asking
-    from autofit.laws import Setting, collect, law_class
+    from autofit.forecasts.estimation import asking
+    from autofit.forecasts.laws import Setting, collect, law_class
 
     measurement, facts = run(CONFIG.but(precision=Precision.BF16), adapter="lora")
     workload = Workload(model="gpt2", seq_len=128, adaptation=adaptation_of(adapter="lora"))

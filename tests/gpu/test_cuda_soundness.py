@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from autofit.checking import CheckOrder, forms_for, summary, unsound_precision
-from autofit.config import Precision, TrialConfig
-from autofit.process import ProcessRunner
-from autofit.protocol import Kind
-from autofit.runner import TrialRequest
-from autofit.soundness import departure_bound
-from autofit.spec import Workload
-from autofit.trial import Outcome
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
+from autofit.processes.protocol import Kind
+from autofit.results.checking import CheckOrder, forms_for, summary, unsound_precision
+from autofit.trials.runner import TrialRequest
+from autofit.trials.soundness import departure_bound
+from autofit.trials.trial import Outcome
 from tests.servers import one_server
 
 pytestmark = pytest.mark.gpu

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import autofit
-from autofit.config import Precision, TrialConfig
-from autofit.device import Device
-from autofit.measurement import Measurement
-from autofit.objects import ObjectFile
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest, TrialResult
-from autofit.spec import Workload
-from autofit.trial import Outcome, Reason
+from autofit.devices.device import Device
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.objects import ObjectFile
+from autofit.processes.process import ProcessRunner
+from autofit.trials.measurement import Measurement
+from autofit.trials.runner import TrialRequest, TrialResult
+from autofit.trials.trial import Outcome, Reason
 from autofit.units import GIB, MIB
 from tests import training
 

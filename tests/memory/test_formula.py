@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.config import Precision
 from autofit.memory.events import Kind
 from autofit.memory.formula import (
     ADAPTER_ERROR,
@@ -16,6 +15,7 @@ from autofit.memory.formula import (
     optimizer_state_bytes,
     saved_activation_bytes,
 )
+from autofit.problem.config import Precision
 
 MIB = 1 << 20
 BERT_LARGE = ModelShape(n_params=335_143_938, hidden_size=1024, layers=24, heads=16, seq_len=512)

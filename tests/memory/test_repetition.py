@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.config import Precision
 from autofit.memory.allocator import OutOfDeviceMemory
 from autofit.memory.events import Facts, Kind, Moment, Trace
 from autofit.memory.law import MemoryLaw
@@ -18,6 +17,7 @@ from autofit.memory.repetition import Repetition, repetition_of
 from autofit.memory.replay import MOST_REPEATS, min_capacity, replay, survives
 from autofit.memory.trace.record import trace_step
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.problem.config import Precision
 from tests.memory.trace_child import in_child
 from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
 

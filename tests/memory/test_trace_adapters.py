@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autofit.adaptation import adaptation_of
-from autofit.config import Precision, TrialConfig
 from autofit.memory.events import Kind, Trace
+from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.record import trace_step
-from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.run import trace as trace_request
 from autofit.memory.trace.settings import StepSubject
 from autofit.memory.trace.subject import replace_tensors
-from autofit.spec import Workload
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
 from tests.memory.trace_child import in_child
 from tests.memory.trace_subjects import (
     ARCHITECTURES,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from autofit.config import TrialConfig
-from autofit.estimation import asking
-from autofit.laws import Setting, collect, law_class
+from autofit.forecasts.estimation import asking
+from autofit.forecasts.laws import Setting, collect, law_class
+from autofit.problem.config import TrialConfig
 from benchmarks.evidence.plan import full_plan
 from benchmarks.hollow.quantised import workload_of
 

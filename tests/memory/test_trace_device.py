@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from autofit.memory.request import TraceUnavailable
 from autofit.memory.trace import fake_device, kernels, patches
-from autofit.memory.trace.request import TraceUnavailable
 from tests.memory.trace_child import in_child
 
 

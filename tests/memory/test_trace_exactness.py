@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autofit.config import Precision
 from autofit.memory.trace.record import trace_step
+from autofit.problem.config import Precision
 from tests.memory.trace_subjects import (
     ARCHITECTURES,
     make_subject,

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from autofit.errors import UserError
+from autofit.memory.request import TraceUnavailable
 from autofit.memory.trace.fork import outcomes
-from autofit.memory.trace.request import TraceUnavailable
 
 
 def _square(number: int) -> int:

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 
-from autofit.config import Precision, TrialConfig
 from autofit.errors import UserError
 from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw
+from autofit.memory.request import TraceRequest
 from autofit.memory.roofline import CostLaw
 from autofit.memory.trace import estimate_worker
-from autofit.memory.trace.request import TraceRequest
-from autofit.spec import Workload
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
 from tests.memory.trace_child import in_child, in_fresh_child
 
 SMALL = BertConfig(
@@ -165,7 +165,7 @@ class Packed(nn.Parameter):
 
 
 def test_weights_of_a_special_class_are_refused_by_name() -> None:
-    from autofit.memory.trace.request import TraceUnavailable
+    from autofit.memory.request import TraceUnavailable
     from autofit.memory.trace.subject import replace_tensors
 
     model = nn.Linear(2, 2)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from autofit.config import Precision, TrialConfig
 from autofit.errors import AutofitError
 from autofit.memory.events import Trace
 from autofit.memory.law import compare_structure
-from autofit.memory.trace.request import TraceRequest, TraceUnavailable
+from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.shared import Task, traces_of
 from autofit.memory.updates import with_updates
-from autofit.space import DEFAULT_OPTIMS
-from autofit.spec import Workload
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.space import DEFAULT_OPTIMS
+from autofit.problem.spec import Workload
 from tests.memory.test_updates import Model, Optimizer, traced
 from tests.memory.trace_child import in_child
 from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for

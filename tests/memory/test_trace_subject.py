@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, MixtralConfig
 
-from autofit.config import TrialConfig
 from autofit.memory.law import MemoryLaw
+from autofit.memory.request import TraceRequest
 from autofit.memory.trace import estimate_worker
-from autofit.memory.trace.request import TraceRequest
-from autofit.spec import Workload
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
 from tests.memory.trace_child import in_child
 
 SMALL = BertConfig(

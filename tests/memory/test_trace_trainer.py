@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import Trainer
 
-from autofit.config import Precision
 from autofit.memory.events import Trace
 from autofit.memory.replay import replay
+from autofit.memory.request import TraceUnavailable
 from autofit.memory.trace import trainer
 from autofit.memory.trace.record import trace_step
-from autofit.memory.trace.request import TraceUnavailable
+from autofit.problem.config import Precision
 from tests.memory.trace_child import in_child
 from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autofit.process import ProcessRunner
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
 from tests.scripts.place import Place, contents
 
 

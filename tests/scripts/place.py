@@ -7,10 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from autofit.config import TrialConfig
-from autofit.process import ProcessRunner
-from autofit.runner import TrialRequest, TrialResult
-from autofit.spec import Workload
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
+from autofit.trials.runner import TrialRequest, TrialResult
 
 CONFIG = TrialConfig(per_device_train_batch_size=2, gradient_accumulation_steps=4)
 

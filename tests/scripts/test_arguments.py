@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.config import Precision
-from autofit.trial import Outcome
+from autofit.problem.config import Precision
+from autofit.trials.trial import Outcome
 from tests.scripts.place import CONFIG, TRAIN, Place
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from autofit.config import Precision, TrialConfig
-from autofit.result import load
+from autofit.problem.config import Precision, TrialConfig
+from autofit.results.result import load
 from tests.cli.runs import autofit
 from tests.scripts.place import BUILD, PREAMBLE, TRAIN, contents
 

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from autofit.trial import Outcome
+from autofit.trials.trial import Outcome
 from tests.scripts.place import BUILD, TRAIN, Place, contents
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autofit.config import Precision
 from autofit.errors import ScriptError
-from autofit.process import ProcessRunner
-from autofit.spec import Workload
-from autofit.trial import Outcome, Reason
+from autofit.problem.config import Precision
+from autofit.problem.spec import Workload
+from autofit.processes.process import ProcessRunner
+from autofit.trials.trial import Outcome, Reason
 from tests.refusals import refused
 from tests.scripts.place import BUILD, CONFIG, PREAMBLE, TRAIN, Place
 

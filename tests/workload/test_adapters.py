@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from autofit.adaptation import adaptation_of
-from autofit.config import Precision
-from autofit.spec import Workload
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.config import Precision
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
 from autofit.workload import models
 from autofit.workload.adapters import adapter_type, cast_frozen, config_words, trained_in_full
 from autofit.workload.batches import make_batch
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects
-from autofit.workload.tasks import Task
 from tests.refusals import refused
 from tests.workload import tiny
 

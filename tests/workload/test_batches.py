@@ -5,11 +5,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from autofit.errors import UserError
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
 from autofit.workload import batches, models
 from autofit.workload.batches import IGNORED, SyntheticDataset, collator, make_batch
 from autofit.workload.objects import LiveObjects
-from autofit.workload.tasks import Task, audio_frames, possible_tasks
+from autofit.workload.tasks import audio_frames, possible_tasks
 from tests.workload import tiny
 
 COMBINATIONS = [

@@ -20,14 +20,14 @@ from transformers import (
     Trainer,
 )
 
-from autofit.checking import CheckOrder, forms_for, split_warnings, summary, unsound_precision
-from autofit.config import Precision, TrialConfig
-from autofit.objects import ObjectFile
-from autofit.report import report_lines
-from autofit.soundness import departure_bound
-from autofit.spec import Workload
-from autofit.trial import Reason
-from autofit.worker import Channel
+from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
+from autofit.processes.objects import ObjectFile
+from autofit.reports.report import report_lines
+from autofit.results.checking import CheckOrder, forms_for, split_warnings, summary, unsound_precision
+from autofit.trials.soundness import departure_bound
+from autofit.trials.trial import Reason
 from autofit.workload.check import answer_check
 from autofit.workload.stillness import calm, still
 

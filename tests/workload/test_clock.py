@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from autofit.measurement import Measurement
+from autofit.trials.measurement import Measurement
 from autofit.workload import clock as clock_module
 from autofit.workload.clock import StepClock, Window
 from tests.training import Rows, Straight

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autofit.data_source import DataSource
+from autofit.problem.data_source import DataSource
+from autofit.problem.task import Task
 from autofit.workload.data.columns import Columns, Kind, choose_columns
-from autofit.workload.tasks import Task
 from tests.refusals import refused
 
 TEXT, INTEGER, FLOAT, WORDS, TAGS, OTHER = Kind.TEXT, Kind.INTEGER, Kind.FLOAT, Kind.WORDS, Kind.TAGS, Kind.OTHER

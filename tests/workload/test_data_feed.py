@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autofit.config import TrialConfig
-from autofit.lengths import Lengths
+from autofit.problem.config import TrialConfig
+from autofit.trials.lengths import Lengths
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import (
     DataFeed,

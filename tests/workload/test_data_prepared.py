@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers import BertConfig, GPT2Config, PretrainedConfig, T5Config
 
-from autofit.data_source import DataSource
-from autofit.protocol import SCRATCH
-from autofit.spec import Workload
+from autofit.problem.data_source import DataSource
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
+from autofit.processes.protocol import SCRATCH
 from autofit.workload import models
 from autofit.workload.data import prepared as prepared_module
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.files import load_rows
 from autofit.workload.data.prepared import Prepared, prepare, sample
-from autofit.workload.tasks import Task
 from tests.refusals import refused
 from tests.uneven import SMALL, save_model, text, tokenizer
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 from transformers import BertConfig
 
-from autofit.protocol import SCRATCH
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
+from autofit.processes.protocol import SCRATCH
 from autofit.workload import models
 from autofit.workload.data.facts import STREAM, describe_data
 from autofit.workload.data.scan import length_of_row, lengths_of

@@ -18,15 +18,15 @@ from transformers import (
     modeling_utils,
 )
 
-from autofit.config import TrialConfig
-from autofit.measurement import Measurement
-from autofit.objects import ObjectFile
-from autofit.protocol import TrialOrder
-from autofit.runner import TrialRequest
-from autofit.soundness import unsound
-from autofit.spec import Workload
-from autofit.trial import Reason
-from autofit.worker import Channel
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
+from autofit.processes.objects import ObjectFile
+from autofit.processes.protocol import TrialOrder
+from autofit.trials.measurement import Measurement
+from autofit.trials.runner import TrialRequest
+from autofit.trials.soundness import unsound
+from autofit.trials.trial import Reason
 from autofit.workload.compilation import PATIENCE, CompileWatch
 from autofit.workload.effects import EffectWitness, checkpointed_every, runs_liger
 from autofit.workload.extras_facts import (

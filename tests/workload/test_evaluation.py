@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from autofit.protocol import SCRATCH
+from autofit.processes.protocol import SCRATCH
 from autofit.workload.evaluation import data_label, evaluate, first_rows, longest_rows, nested_bytes
 from tests.refusals import refused
 

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from autofit.errors import UserError
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
 from autofit.workload import models
 from autofit.workload.batches import make_batch
 from autofit.workload.objects import LiveObjects
-from autofit.workload.tasks import Task
 from tests.workload import tiny
 
 

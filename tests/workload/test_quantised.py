@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from autofit.adaptation import Quantization, adaptation_of
-from autofit.config import Precision
-from autofit.objects import ObjectFile
-from autofit.spec import Workload
+from autofit.problem.adaptation import Quantization, adaptation_of
+from autofit.problem.config import Precision
+from autofit.problem.spec import Workload
+from autofit.processes.objects import ObjectFile
 from autofit.workload import models, quantised
 from autofit.workload.batches import make_batch
 from autofit.workload.knobs import weight_dtype

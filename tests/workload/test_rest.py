@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import Trainer, TrainingArguments
 
-from autofit.measurement import Memory
+from autofit.trials.measurement import Memory
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.rest import NEAR, STILL_STEPS, RestWatch
 from tests.training import Rows, Straight

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 from autofit.errors import UserError
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
 from autofit.workload import models, sources
 from tests.workload import tiny
 

@@ -4,46 +4,10 @@ import pytest
 from transformers import AutoConfig
 
 from autofit.errors import UserError
-from autofit.workload import presets, tasks
-from autofit.workload.tasks import Task
+from autofit.problem import presets
+from autofit.problem.task import Task
+from autofit.workload import tasks
 from tests.workload import tiny
-
-
-@pytest.mark.parametrize("task", list(Task))
-def test_a_task_is_called_by_its_own_name_or_its_auto_class(task: Task) -> None:
-    assert tasks.parse_task(str(task)) is task
-    assert tasks.parse_task(str(task).upper().replace("-", "_")) is task
-    assert tasks.parse_task(task.auto_class_name) is task
-
-
-@pytest.mark.parametrize(
-    ("alias", "task"),
-    [
-        ("text-classification", Task.SEQUENCE_CLASSIFICATION),
-        ("ner", Task.TOKEN_CLASSIFICATION),
-        ("text-generation", Task.CAUSAL_LM),
-        ("fill-mask", Task.MASKED_LM),
-        ("summarization", Task.SEQ2SEQ_LM),
-        ("translation_en_to_fr", Task.SEQ2SEQ_LM),
-        ("automatic-speech-recognition", Task.CTC),
-    ],
-)
-def test_pipeline_names_are_aliases(alias: str, task: Task) -> None:
-    assert tasks.parse_task(alias) is task
-
-
-def test_an_unknown_task_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="sequence-clasification") as caught:
-        tasks.parse_task("sequence-clasification")
-    assert caught.value.hint is not None
-    assert "sequence-classification" in caught.value.hint
-
-
-def test_a_task_like_none_is_answered_with_all_of_them() -> None:
-    with pytest.raises(UserError) as caught:
-        tasks.parse_task("qqqq")
-    assert caught.value.hint is not None
-    assert all(str(task) in caught.value.hint for task in Task)
 
 
 @pytest.mark.parametrize(

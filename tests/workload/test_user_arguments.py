@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from transformers import Trainer, TrainingArguments
 from transformers.integrations import WandbCallback
 
-from autofit.workload.script_trainer import silence
+from autofit.workload.scripts.trainer import silence
 from autofit.workload.user_arguments import argument_defaults
 
 SENDER = """

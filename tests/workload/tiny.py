@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
-from autofit.spec import Workload
+from autofit.problem.spec import Workload
 from autofit.workload import models
 from autofit.workload.objects import LiveObjects
 

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from autofit.errors import AutofitError, UserError
 from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw, NotAffine
+from autofit.memory.request import OUT_OF_PATIENCE, TraceRequest, TraceUnavailable
 from autofit.memory.roofline import CostLaw
 from autofit.memory.trace.fork import outcomes
-from autofit.memory.trace.request import OUT_OF_PATIENCE, TraceRequest, TraceUnavailable
 from autofit.memory.trace.shared import Task, traces_of
 
 BATCHES = (1, 2, 4)

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from autofit.memory.trace.request import TraceUnavailable
+from autofit.memory.request import TraceUnavailable
 
 SELF_TEST_SECONDS = 120.0
 _CUDA = 1  # index of DeviceType::CUDA in c10's registry of device guards
@@ -256,4 +256,4 @@ def run_try_out() -> str | None:
     last = done.stderr.strip().splitlines()[-1:] or ["no message"]
     if done.returncode < 0:
         return f"self-test of the fake device died of signal {-done.returncode}: {last[0]}"
-    return last[0].removeprefix("autofit.memory.trace.request.TraceUnavailable: ")
+    return last[0].removeprefix("autofit.memory.request.TraceUnavailable: ")

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from autofit.errors import AutofitError
-from autofit.forkserver import die_with_parent
-from autofit.memory.trace.request import TraceUnavailable
+from autofit.memory.request import TraceUnavailable
+from autofit.processes.lifeline import die_with_parent
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from autofit.memory.trace.request import TraceUnavailable
+from autofit.memory.request import TraceUnavailable
 
 _PAGED = "paged"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from autofit.adaptation import Quantization
+from autofit.problem.adaptation import Quantization
 from autofit.workload.quantised import BLOCK_VALUES, BLOCKS, skipped_modules, without_adapters
 
 CODES, NESTED_CODES = 16, 256  #: entries of the tables that 4-bit values and their scales are looked up in

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 from autofit.memory.events import Trace
+from autofit.memory.request import TraceRequest
 from autofit.memory.trace import subject, trainer
 from autofit.memory.trace.record import Runner, run_loop, trace_step
-from autofit.memory.trace.request import TraceRequest
 
 
 def trace(request: TraceRequest, *, smooth: bool = False, costs: bool = True) -> Trace:

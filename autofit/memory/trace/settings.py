@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from autofit.config import PRECISION_FACTS, Precision
+from autofit.problem.config import PRECISION_FACTS, Precision
 
 Batch = dict[str, Tensor]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autofit.errors import AutofitError
 from autofit.memory.events import Trace
-from autofit.memory.trace.request import TraceRequest
+from autofit.memory.request import TraceRequest
 from autofit.memory.updates import NotSeparable, with_updates
 
 Outcome = Trace | AutofitError

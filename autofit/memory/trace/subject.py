@@ -22,21 +22,21 @@ from transformers import (
 )
 from transformers.utils.generic import find_labels
 
-from autofit.adaptation import AdapterKind
-from autofit.arguments import explicit_arguments, model_arguments
-from autofit.config import PRECISION_FACTS
 from autofit.errors import UserError
+from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace import quantised
 from autofit.memory.trace.record import build_model
-from autofit.memory.trace.request import TraceRequest, TraceUnavailable
 from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
-from autofit.spec import Workload
+from autofit.problem.adaptation import AdapterKind
+from autofit.problem.arguments import explicit_arguments, model_arguments
+from autofit.problem.config import PRECISION_FACTS
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
 from autofit.workload import adapters, batches, models
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows
 from autofit.workload.objects import LiveObjects
 from autofit.workload.quantised import CLASSES, compute_dtype, without_adapters
-from autofit.workload.tasks import Task
 from autofit.workload.trial import argument_defaults
 
 OWN_KERNELS = ("flash_attention", "flex_attention")

@@ -18,14 +18,14 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from autofit.arguments import SILENT_ARGUMENTS, checkpointing_name
 from autofit.memory.events import Kind, Moment
+from autofit.memory.request import TraceUnavailable
 from autofit.memory.trace.loop import UNTRACEABLE, in_loading_order, optimizer_tensors
 from autofit.memory.trace.optimizers import without_kernels
-from autofit.memory.trace.request import TraceUnavailable
 from autofit.memory.trace.settings import StepSettings, StepSubject
 from autofit.memory.trace.tracer import StorageTracer
-from autofit.protocol import SCRATCH
+from autofit.problem.arguments import SILENT_ARGUMENTS, checkpointing_name
+from autofit.processes.protocol import SCRATCH
 
 _OWN_ARGUMENTS: Mapping[str, Any] = {
     **SILENT_ARGUMENTS,

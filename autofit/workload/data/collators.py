@@ -11,8 +11,8 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
+from autofit.problem.task import Task
 from autofit.workload.data.prepared import Prepared
-from autofit.workload.tasks import Task
 
 
 def collator_of(prepared: Prepared, model: Any) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autofit.data_source import DataSource
 from autofit.errors import UserError
-from autofit.workload.tasks import Task
+from autofit.problem.data_source import DataSource
+from autofit.problem.task import Task
 
 
 class Kind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from autofit.lengths import Lengths
+from autofit.trials.lengths import Lengths
 from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
 from autofit.workload.models import ResolvedModel
 

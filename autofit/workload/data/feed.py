@@ -27,9 +27,9 @@ from torch.utils.data import Sampler
 from transformers import Trainer
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
-from autofit.config import TrialConfig
-from autofit.lengths import Floats, Ints, Lengths, spread_order
-from autofit.uneven import BatchSizes
+from autofit.problem.config import TrialConfig
+from autofit.trials.lengths import Floats, Ints, Lengths, spread_order
+from autofit.trials.uneven import BatchSizes
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
 from autofit.workload.token_count import padding_share

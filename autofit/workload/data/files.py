@@ -10,8 +10,8 @@ from typing import Any
 
 import huggingface_hub.constants
 
-from autofit.data_source import DataSource
 from autofit.errors import UserError
+from autofit.problem.data_source import DataSource
 from autofit.workload.data.columns import Kind
 from autofit.workload.data.library import datasets
 from autofit.workload.sources import first_line, hub_reachable

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from autofit.data_source import DataSource
 from autofit.errors import UserError
-from autofit.lengths import Lengths
-from autofit.protocol import SCRATCH
-from autofit.spec import Workload
+from autofit.problem.data_source import DataSource
+from autofit.problem.spec import Workload
+from autofit.problem.task import Task
+from autofit.processes.protocol import SCRATCH
+from autofit.trials.lengths import Lengths
 from autofit.workload.data.columns import choose_columns
 from autofit.workload.data.files import kinds_of, load_rows
 from autofit.workload.data.labels import Labels, labels_of, tags_of
 from autofit.workload.data.library import datasets, pc
 from autofit.workload.data.tokenise import tokenising
 from autofit.workload.data.tokenizers import check_room, check_vocabulary, load_tokenizer, longest_allowed
-from autofit.workload.tasks import Task, max_positions, sequence_length
+from autofit.workload.tasks import max_positions, sequence_length
 
 MOST_ROWS = 100_000  #: that are tokenised: more say nothing new about lengths
 LONGEST_KEPT = 256  #: rows of most characters that are tokenised in any case

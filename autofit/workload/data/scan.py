@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from autofit.errors import UserError
-from autofit.lengths import Lengths
-from autofit.protocol import SCRATCH
+from autofit.processes.protocol import SCRATCH
+from autofit.trials.lengths import Lengths
 from autofit.workload.data.library import is_a, pa, pc
 from autofit.workload.sources import first_line
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autofit.errors import UserError
+from autofit.problem.task import Task
 from autofit.workload.data.columns import Columns
 from autofit.workload.data.labels import Labels
-from autofit.workload.tasks import Task
 
 IGNORED = -100  #: label that cross entropy leaves out
 Rows = dict[str, list[Any]]

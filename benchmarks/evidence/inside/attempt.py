@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from autofit.failure import Evidence, ExceptionReport, classify_exception
+from autofit.processes.failure import Evidence, ExceptionReport, classify_exception
 
 
 def in_child(act: Callable[[], None], seconds: float) -> int | None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from typing import Any
 
-from autofit import nvml
+from autofit.devices import nvml
 from autofit.units import MIB
 
 STATISTICS = (

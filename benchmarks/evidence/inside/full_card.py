@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from autofit.failure import describe_exception
+from autofit.processes.failure import describe_exception
 from autofit.units import MIB
 from benchmarks.evidence.inside.attempt import in_child, judged, raised_by
 from benchmarks.evidence.inside.context import steps

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from autofit.forkserver import die_with_parent
+from autofit.processes.lifeline import die_with_parent
 
 Report = Callable[..., None]
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from autofit.config import TrialConfig
-from autofit.failure import describe_exception
-from autofit.forkserver import without_cuda
-from autofit.runner import TrialRequest
+from autofit.children.forkserver import without_cuda
+from autofit.problem.config import TrialConfig
+from autofit.processes.failure import describe_exception
+from autofit.trials.runner import TrialRequest
 from benchmarks.evidence.inside.attempt import in_child, judged, raised_by
 from benchmarks.evidence.inside.counters import counters, driver_used_bytes
 from benchmarks.evidence.inside.line import Report, serve

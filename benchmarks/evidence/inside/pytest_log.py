@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from autofit.forkserver import die_with_parent
+from autofit.processes.lifeline import die_with_parent
 
 LOG_VARIABLE, PARENT_VARIABLE = "EVIDENCE_PYTEST_LOG", "EVIDENCE_PARENT"
 _RANK = {"passed": 0, "skipped": 1, "failed": 2}

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from autofit.protocol import TrialOrder
+from autofit.processes.protocol import TrialOrder
 from autofit.workload.trial import run_trial
 from benchmarks.evidence.history import History, from_snapshot
 from benchmarks.evidence.inside.line import Report, serve

@@ -1,0 +1,1 @@
+"""What it runs on, as facts: a device that was asked, a card of the table, what the driver says."""

@@ -1,0 +1,180 @@
+"""What a reader of a result must be told, computed once from the records and stored in the result."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from autofit.devices.device import Device
+from autofit.problem.config import Precision
+from autofit.results.result import Estimate, TuneResult, Warning
+from autofit.results.wording import format_percent, format_speed
+from autofit.trials.trial import LOADER_KNOBS, Outcome, Reason, Role, TrialRecord
+from autofit.units import format_bytes
+
+NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
+PRESSURE_PERCENT = 20.0
+INPUT_BOUND_SHARE = 0.2
+PREDICTION_ERROR = 0.05
+
+
+def of_device(device: Device) -> list[Warning]:
+    """A busy card, or no card at all."""
+    found = []
+    if device.kind == "cpu":
+        found.append(
+            Warning(
+                code="cpu",
+                message="measured on a CPU: the answer holds for training on this CPU only",
+                next_step="run the same command on the GPU machine that will train",
+            )
+        )
+    if device.holders:
+        held = ", ".join(
+            f"{h.name} (pid {h.pid}{', ' + format_bytes(h.used_bytes) if h.used_bytes else ''})" for h in device.holders
+        )
+        found.append(
+            Warning(
+                code="busy_device",
+                message=f"other processes hold memory of {device.name}: {held}",
+                next_step="end them and search again: they cost memory and speed",
+            )
+        )
+    return found
+
+
+def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
+    """What weakens the answer itself."""
+    own = [r for r in records if r.config == best.config and r.measurement is not None]
+    found = [*_noise(own), *_input_bound(own), *_few_rows(best, own)]
+    if interrupted:
+        found.append(
+            Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
+        )
+    if not confirmed:
+        found.append(
+            Warning(
+                code="not_confirmed",
+                message="the winner was not run at full accumulation and longest length",
+                next_step="autofit confirm best.json",
+            )
+        )
+    late = sum(int(((r.measurement.facts or {}).get("compile") or {}).get("measured_steps_that_compiled", 0)) for r in own if r.measurement)
+    if late:
+        found.append(
+            Warning(
+                code="recompiles",
+                message=f"the winner went on compiling in {late} measured steps: each new shape of a batch is compiled anew",
+                next_step="pad to fixed lengths (pad_to_multiple_of), or search without --tune compile",
+            )
+        )
+    if any(r.measurement is not None and r.measurement.skipped_steps for r in own):
+        found.append(
+            Warning(
+                code="skipped_steps",
+                message="the fp16 loss scaler skipped optimizer steps at the start, as it does while it finds its scale",
+            )
+        )
+    return found
+
+
+def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
+    """Trials that failed, and predictions that were off."""
+    found = []
+    ended = [r for r in records if not r.after_search]  # those have warnings of their own
+    failed = [r for r in ended if r.outcome is Outcome.FAILED and r.failure and r.failure.reason is not Reason.INTERRUPTED]
+    if failed:
+        first = failed[0].failure
+        assert first is not None
+        found.append(
+            Warning(
+                code="failed_trials",
+                message=f"{len(failed)} trial{'s' if len(failed) > 1 else ''} failed for another reason than memory: {first.message}",
+                next_step="the tracebacks are in the result file under trials[].failure",
+            )
+        )
+    worst = max(((abs(e), e, r) for r in records if (e := prediction_error(r)) is not None), default=None, key=lambda x: x[0])
+    if worst is not None and worst[0] > PREDICTION_ERROR:
+        found.append(
+            Warning(
+                code="prediction_off",
+                message=f"memory was predicted {100 * worst[1]:+.0f} % off for {worst[2].config.label()}",
+                next_step="the measured numbers count; the prediction only ordered the trials",
+            )
+        )
+    return found
+
+
+def prediction_error(record: TrialRecord) -> float | None:
+    """(predicted - measured) / measured device bytes; None when one of them is missing."""
+    if record.measurement is None or record.predicted_bytes is None:
+        return None
+    needed = record.measurement.memory.needed_bytes
+    return None if not needed else (record.predicted_bytes - needed) / needed
+
+
+def _noise(own: Sequence[TrialRecord]) -> list[Warning]:
+    spreads = [_spread(r.measurement.typical_micro_seconds) for r in own if r.measurement and r.role is not Role.CONFIRMATION]
+    pressures = [float((r.measurement.facts or {}).get("cpu_pressure_percent", 0.0)) for r in own if r.measurement]
+    if spreads and statistics.median(spreads) > NOISY_SPREAD:
+        message = f"the machine is noisy: micro-steps of one trial spread by {100 * statistics.median(spreads):.0f} %"
+    elif pressures and max(pressures) > PRESSURE_PERCENT:
+        message = f"other work competed for the processors ({max(pressures):.0f} % of the time)"
+    else:
+        return []
+    return [Warning(code="noise", message=message, next_step="search again on a quiet machine")]
+
+
+def _few_rows(best: Estimate, own: Sequence[TrialRecord]) -> list[Warning]:
+    known = [((r.measurement.facts or {}).get("loader") or {}).get("rows") for r in own if r.measurement]
+    rows, wanted = next((n for n in known if isinstance(n, int)), None), best.config.effective_batch()
+    if rows is None or rows >= wanted:
+        return []
+    return [
+        Warning(
+            code="few_rows",
+            message=f"the training data has {rows} rows, fewer than the effective batch of {wanted}: it was repeated, which a training does not do",
+            next_step="search with the data that will be trained on",
+        )
+    ]
+
+
+def _spread(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return statistics.median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
+
+
+def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
+    shares = [m.t_fetch / (m.t_micro + m.t_fetch) for r in own if (m := r.measurement) is not None and m.t_micro + m.t_fetch > 0]
+    if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
+        return []
+    tuned = any(name in LOADER_KNOBS for r in own for name, _ in r.config.extra)
+    return [
+        Warning(
+            code="input_bound",
+            message=f"{100 * statistics.median(shares):.0f} % of the time goes into fetching data, not into training",
+            next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
+        )
+    ]
+
+
+def of_numerics(result: TuneResult) -> list[Warning]:
+    """A winner that changes the mathematics of training, with the fastest that does not beside it."""
+    reasons = result.changes(result.best.config)
+    if not reasons:
+        return []
+    code = "pure_bf16" if result.best.config.precision is Precision.PURE_BF16 else "other_optimizer"
+    kept = result.fastest_kept
+    beside = "no configuration that keeps it was measured"
+    if kept is not None:
+        share = kept.samples_per_second / result.best.samples_per_second - 1
+        beside = f"the fastest measured that keeps it is {kept.config.label()}, at {format_speed(kept.samples_per_second)} samples/s ({format_percent(share)})"
+    return [
+        Warning(
+            code=code,
+            message=f"the winner changes the mathematics of training: {'; '.join(reasons)}; {beside}",
+            next_step="have the training keep its weights in float32, or compare loss curves before you rely on it"
+            if result.best.config.precision in result.recast
+            else "search again with --keep-numerics, or compare loss curves before you rely on it",
+        )
+    ]

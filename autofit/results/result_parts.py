@@ -1,0 +1,95 @@
+"""Parts of a result: warnings, baselines, and what the search cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.problem.config import TrialConfig
+from autofit.trials.estimates import Estimate
+from autofit.trials.lengths import LengthSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warning:
+    """Something the user should know: a stable code, one sentence, and what to do next (None: nothing)."""
+
+    code: str
+    message: str
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What the user would have had: `estimate` is None when it did not fit (`note` says so)."""
+
+    config: TrialConfig | None
+    estimate: Estimate | None = None
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for the result file."""
+        return {
+            "config": self.config.to_json() if self.config else None,
+            "estimate": self.estimate.to_json() if self.estimate else None,
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Baseline:
+        """Inverse of `to_json`."""
+        return cls(
+            config=TrialConfig.from_json(data["config"]) if data["config"] else None,
+            estimate=Estimate.from_json(data["estimate"]) if data["estimate"] else None,
+            note=data["note"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the search cost.
+
+    Attributes:
+        seconds: wall time of the search, imports and predictions included.
+        device_seconds: of it, in trials.
+        trials: trials that ran (play-off and confirmation not counted).
+        out_of_memory: of them, those that did not fit.
+        break_even_hours: per baseline: hours of training with the answer after which the search has paid for itself; None
+            where the answer is not faster.
+        predicting_seconds: of `seconds`, on traces before the first trial.
+        compile_seconds: what the answer spends on compilation when a training begins; it counts in the break-even, not in the speed.
+    """
+
+    seconds: float
+    device_seconds: float
+    trials: int
+    out_of_memory: int
+    break_even_hours: Mapping[str, float | None] = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    predicting_seconds: float = 0.0
+
+
+OBJECTS = ("speedup", "software", "model", "data", "untested", "certificate", "soundness", "numerics", "argument_defaults")
+
+
+def check_parts(data: Mapping[str, Any]) -> None:
+    """Check those parts of a result's JSON that are kept as they come.
+
+    Raises:
+        TypeError, KeyError: one of them is of another kind, or lacks a field.
+    """
+    for name in OBJECTS:
+        if not isinstance(data.get(name) or {}, Mapping):
+            raise TypeError(f"{name} is no object")
+    if not all(isinstance(removal, Mapping) for removal in data["removals"]):
+        raise TypeError("removals hold something that is no object")
+    if isinstance(data["memory_limit_bytes"], bool) or not isinstance(data["memory_limit_bytes"], int):
+        raise TypeError("memory_limit_bytes is no whole number")
+    for contender in (data["certificate"] or {}).get("contenders") or ():
+        interval = contender["interval"]
+        numbers = (interval["low"], interval["high"], contender["fit_probability"], contender["beats_probability"])
+        if "config" not in contender or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+            raise TypeError(f"a contender of the certificate is {contender!r}")
+    if data.get("data"):
+        LengthSummary.from_json(data["data"]["lengths"])

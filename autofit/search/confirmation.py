@@ -1,0 +1,57 @@
+"""A long run of an answer at full length: does it survive, and is it as fast as the search said?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autofit.errors import UserError
+from autofit.problem.script_command import HIDDEN
+from autofit.processes.process import ProcessRunner
+from autofit.results.result import TuneResult
+from autofit.trials.runner import TrialRequest, TrialResult
+
+MAX_SECONDS = 7 * 86400.0
+
+
+def confirm(
+    result: TuneResult, *, steps: int, timeout_seconds: float | None = None, say: Callable[[str], None] = lambda text: None
+) -> TrialResult:
+    """Run the winner for `steps` optimizer steps under the search's memory limit.
+
+    Args:
+        result: from a search on a real device by model name (live objects do not travel in a file).
+        steps: optimizer steps, at least 2.
+        timeout_seconds: None = a week.
+        say: told what differs from the conditions of the search.
+
+    Raises:
+        UserError: the result came from live objects or a replay, or the device is not there.
+    """
+    if any(warning.code == "replayed" for warning in result.warnings):
+        raise UserError("the result comes from a replayed landscape: there is nothing to run", hint="search on a device first")
+    if result.model.get("source") == "object":
+        raise UserError(
+            "the result is about live Python objects, which a file cannot hold", hint="call autofit.tune again, or train with it"
+        )
+    if HIDDEN in " ".join(result.spec.workload.script or ()):
+        raise UserError(
+            "the script's command line holds a secret, which the result file does not keep", hint="hand it over through the environment, and search again"
+        )
+    with ProcessRunner(result.spec.workload, result.device.torch_name) as runner:
+        facts = runner.describe()
+        runner.context_bytes = facts["device"]["context_bytes"]
+        if facts["device"]["name"] != result.device.name:
+            say(f"note: searched on {result.device.name}, confirming on {facts['device']['name']}")
+        for name in ("torch", "transformers"):
+            if facts["software"].get(name) != result.software.get(name):
+                say(f"note: searched with {name} {result.software.get(name)}, confirming with {facts['software'].get(name)}")
+        return runner.run(
+            TrialRequest(
+                config=result.best.config,
+                memory_limit_bytes=result.memory_limit_bytes,
+                timeout_seconds=timeout_seconds or MAX_SECONDS,
+                full_length=True,
+                optimizer_steps=steps,
+                seed=result.spec.seed,
+            )
+        )

@@ -1,0 +1,135 @@
+"""What a script trains, read at its first `train()`: the model's facts, and how its own arguments were set."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainingArguments, set_seed
+
+from autofit.errors import ScriptError, UserError
+from autofit.problem.arguments import CHECKPOINTING_NAMES, explicit_arguments
+from autofit.problem.config import TrialConfig
+from autofit.problem.script_command import read_script
+from autofit.problem.script_source import trains_often
+from autofit.problem.spec import Workload
+from autofit.workload import models
+from autofit.workload.evaluation import data_label
+from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.objects import LiveObjects
+from autofit.workload.scripts.run import Training, run_script
+from autofit.workload.scripts.trainer import ignores_optim, long_enough, refuse_distributed
+from autofit.workload.sources import first_line
+from autofit.workload.trial import argument_defaults, script_arguments
+from autofit.workload.user_arguments import own_class
+
+PLAIN = TrialConfig(
+    per_device_train_batch_size=8
+)  #: runs everywhere; what the script asked for itself is read, not run
+
+
+def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
+    """Facts of the script's model as `models.facts` gives them, `weights_dtype`, and under `script` those of the script itself.
+
+    Returns:
+        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code`,
+        `own_optimizer`, and `digest` of its file (None for a module).
+
+    Raises:
+        ScriptError: it does not come to a training; its own traceback is kept.
+    """
+    found: list[dict[str, Any]] = []
+    classes: list[type[TrainingArguments]] = []  # asked for their defaults outside of the script: inside, arguments are replaced
+
+    def note(training: Training) -> None:
+        found.append(_facts(training, workload, file))
+        classes.append(type(training.trainer.args))
+
+    command = workload.script or ()
+    file = None if command[0] == "-m" else Path(command[0]).absolute()  # before the script goes elsewhere
+    set_seed(0)
+    try:
+        run_script(
+            command,
+            script_arguments(PLAIN, cpu=cpu),
+            at_training=note,
+        )
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        raise ScriptError(
+            f"{workload.model} raised before it trained: {type(error).__name__}: {first_line(error)}",
+            traceback=_formatted(error),
+        ) from error
+    return {**found[0], **own_class(classes[0], cpu=cpu)}
+
+
+def _facts(training: Training, workload: Workload, file: Path | None) -> dict[str, Any]:
+    trainer = training.trainer
+    refuse_distributed(trainer)
+    long_enough(trainer.train_dataset, 1)
+    objects = LiveObjects(model=training.model)
+    resolved = models.resolve_with(Workload(model=workload.model), objects)
+    own_optimizer = ignores_optim(trainer)
+    tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
+    set_in_code = [name for name in training.set_in_code if name in tuned]
+    script = {
+        "origin": str(training.taken.origin),
+        "own": {name: value for name, value in training.taken.own.items() if name in tuned},
+        "set_in_code": set_in_code,
+        "own_optimizer": own_optimizer,
+        "evaluation": evaluation_of(trainer),
+        "digest": None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16],
+    }
+    warnings = _warnings(training, file, set_in_code, own_optimizer=own_optimizer)
+    facts = models.facts(replace(resolved, source="script", warnings=warnings))
+    return {
+        **facts,
+        "task": None,
+        "seq_len": None,
+        "weights_dtype": weight_dtype(training.model),
+        "script": script,
+    }
+
+
+def evaluation_of(trainer: Trainer) -> dict[str, Any] | None:
+    """`batch_size` and `data` (a label) of the script's evaluation; None without an evaluation dataset."""
+    data = trainer.eval_dataset
+    if data is None:
+        return None
+    return {"batch_size": trainer.args.per_device_eval_batch_size, "data": data_label(data)}
+
+
+def _warnings(
+    training: Training, file: Path | None, set_in_code: list[str], *, own_optimizer: bool
+) -> tuple[str, ...]:
+    found = []
+    if training.trainers > 1 or (file is not None and trains_often(read_script(str(file)))):
+        found.append("the script trains more than once: only its first train() is measured")
+    if own_optimizer:
+        found.append("the script makes its own optimizer: optim has no effect and is not searched")
+    if checkpointing_active(training.model):
+        found.append(
+            "the script switches checkpointing on in its code: trials without it switch it off, and so must the script"
+        )
+    if set_in_code:
+        found.append(
+            f"the script sets {', '.join(set_in_code)} after its arguments are made: change it there, a flag has no effect"
+        )
+    if training.redirected:
+        found.append(
+            f"before it trains, the script saves to {', '.join(training.redirected)}: in trials nothing of it stays"
+        )
+    if training.spared:
+        found.append(f"before it trains, the script removes or renames {', '.join(training.spared)}: in trials it stays")
+    if training.shortened:
+        found.append("before it trains, the script evaluates: in trials that is done on the first rows only")
+    return tuple(found)
+
+
+def _formatted(error: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,157 @@
+"""A Trainer that the user's script built, made ready for a trial: silent, with data that never runs short, and with the knobs that arguments do not reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.training_args import OptimizerNames
+
+from autofit.errors import ScriptError
+from autofit.problem.arguments import model_arguments
+from autofit.problem.config import PRECISION_FACTS, TrialConfig
+from autofit.workload.construct import in_dtype, set_attention, without_adapters
+from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.scripts.guard import TrainingStopped
+from autofit.workload.subject import lengthened
+
+REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
+
+
+class NothingElse(TrainerCallback):
+    """Keeps other callbacks from saving, evaluating and logging in the middle of what is measured."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """After a step."""
+        control.should_save = control.should_evaluate = control.should_log = False
+        return control
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """As after a step: the epochs of a trial end where its data does."""
+        control.should_save = control.should_evaluate = control.should_log = False
+        return control
+
+
+class LeaveWhenStopped(NothingElse):
+    """Leaves the training at the end of the step after which the clock has stopped it: no saving, no final callbacks."""
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Leave, or go on undisturbed."""
+        if control.should_training_stop:
+            raise TrainingStopped
+        return super().on_step_end(args, state, control, **kwargs)
+
+
+def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
+    """Silence the Trainer, look at its data, and bring weights, attention and checkpointing to what `config` says.
+
+    Raises:
+        ScriptError: the script trains over several processes, or has no training data.
+        UserError: the model does not take the attention.
+    """
+    refuse_distributed(trainer)
+    silence(trainer)
+    trainer.train_dataset = long_enough(trainer.train_dataset, 1)
+    wanted = PRECISION_FACTS[config.precision].weight_dtype
+    if wanted == "bfloat16" and weight_dtype(model) != wanted:
+        in_dtype(model, torch.bfloat16)
+    attention = model_arguments(config).get("attn_implementation")
+    if attention is not None:
+        inner = without_adapters(model)
+        assert isinstance(inner, PreTrainedModel)  # no other is described as having attention to choose
+        set_attention(inner, attention)
+    checkpointing_as_asked(model, config)
+    trainer.model_init = None  # type: ignore[assignment]  # it has made this model, and would make another one, as the script has it, when the training begins
+    refuse_missing_loss(trainer)
+
+
+def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
+    """Switch off checkpointing that code has switched on, where `config` is without; on is the Trainer's own work."""
+    if not config.gradient_checkpointing and checkpointing_active(model):
+        newer = "activation_checkpointing_disable"
+        getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_disable")()
+
+
+def silence(trainer: Trainer) -> None:
+    """Take out the callbacks that print, report to trackers, or need evaluations to decide when to stop."""
+    for callback in list(trainer.callback_handler.callbacks):
+        silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
+        if silent or any(cls.__module__.startswith(REPORTERS) for cls in type(callback).__mro__):
+            trainer.remove_callback(callback)
+
+
+def refuse_distributed(trainer: Trainer) -> None:
+    """Script mode is a world of one process.
+
+    Raises:
+        ScriptError: DeepSpeed or FSDP are asked for.
+    """
+    for name in ("deepspeed", "fsdp"):
+        if getattr(trainer.args, name, None):
+            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
+
+
+def long_enough(data: Any, length: int) -> Any:
+    """The script's training data, repeated to `length` rows where it has fewer; streams and data without a length as they are.
+
+    Raises:
+        ScriptError: no data, or an empty dataset.
+    """
+    if data is None:
+        raise ScriptError("the script's Trainer has no train_dataset")
+    if hasattr(data, "__len__") and not isinstance(data, torch.utils.data.IterableDataset) and len(data) == 0:
+        raise ScriptError("the script's training dataset is empty")
+    return lengthened(data, length)
+
+
+def ignores_optim(trainer: Trainer) -> bool:
+    """Whether the script makes its own optimizer, so that `optim` changes nothing."""
+    if trainer.optimizer is not None or getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
+        return True
+    if type(trainer).create_optimizer is Trainer.create_optimizer:
+        return False
+    try:
+        return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
+    except Exception:  # the user's own code may want what only its training sets: then the training will tell
+        return False
+
+
+def _made_for(trainer: Trainer, name: OptimizerNames) -> type:
+    """The class of the optimizer that the Trainer makes for a name."""
+    asked, trainer.args.optim = trainer.args.optim, name
+    try:
+        trainer.create_optimizer()
+        return type(trainer.optimizer)
+    finally:
+        trainer.args.optim, trainer.optimizer = asked, None
+
+
+def refuse_missing_loss(trainer: Trainer) -> None:
+    """Have a `compute_loss` that returns None say so by name."""
+    loss = trainer.compute_loss
+
+    def checked_loss(*args: Any, **kwargs: Any) -> Any:
+        result = loss(*args, **kwargs)
+        value = result[0] if isinstance(result, tuple) else result
+        if value is None:
+            raise ValueError(f"{type(trainer).__name__}.compute_loss returned None instead of a loss")
+        return result
+
+    trainer.compute_loss = checked_loss  # type: ignore[method-assign]

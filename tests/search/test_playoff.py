@@ -1,0 +1,183 @@
+"""The play-off: ties, separation, order of rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from autofit.problem.config import TrialConfig
+from autofit.search.playoff import LOOKS, Verdict, decide, run_of, student_quantile
+from autofit.trials.measurement import Measurement, Memory, t_quantile
+from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.units import GIB
+from tests.builders import make_config, make_record
+
+OPTIMS = ("adamw_torch_fused", "adafactor", "adamw_torch", "sgd")
+
+
+class Stage:
+    """Configurations with known true speeds, run with jitter within runs and a random walk between them."""
+
+    def __init__(self, slower: Sequence[float], *, jitter: float, drift: float = 0.0, seed: int = 0) -> None:
+        self.configs = [
+            TrialConfig(per_device_train_batch_size=8, optim=OPTIMS[i]) for i in range(len(slower))
+        ]
+        self._slower, self._jitter, self._drift = slower, jitter, drift
+        self._rng, self._walk = np.random.default_rng(seed), 0.0
+        self.records: list[TrialRecord] = []
+        for config in self.configs:
+            self.run(config, Role.SEARCH)
+
+    def run(self, config: TrialConfig, role: Role) -> None:
+        """Add one completed run; the later a configuration stands, the less memory it needs."""
+        place = self.configs.index(config)
+        self._walk = 0.8 * self._walk + 0.6 * float(self._rng.normal(0.0, self._drift))
+        seconds = 0.1 * (1 + self._slower[place]) * math.exp(self._walk)
+        samples = tuple(float(s) for s in seconds * np.exp(self._rng.normal(0.0, self._jitter, 12)))
+        memory = Memory(peak_reserved_bytes=(20 - place) * GIB)
+        measurement = Measurement(micro_step_seconds=samples, memory=memory)
+        self.records.append(
+            TrialRecord(
+                number=len(self.records),
+                config=config,
+                role=role,
+                outcome=Outcome.COMPLETED,
+                measurement=measurement,
+            )
+        )
+
+    def play(self) -> tuple[Verdict, list[tuple[TrialConfig, ...]]]:
+        """Run rounds until the verdict stands; also the rounds."""
+        rounds = []
+        while (verdict := decide(self.records, tolerance=0.01)).next_round:
+            rounds.append(verdict.next_round)
+            for config in verdict.next_round:
+                self.run(config, Role.PLAYOFF)
+        return verdict, rounds
+
+
+@pytest.mark.parametrize(("jitter", "drift"), [(0.01, 0.005), (0.02, 0.02), (0.2, 0.1)])
+def test_equal_configurations_are_tied_at_least_95_percent_of_the_time(jitter: float, drift: float) -> None:
+    verdicts = [Stage((0.0, 0.0), jitter=jitter, drift=drift, seed=s).play()[0] for s in range(120)]
+    assert sum(len(v.tied) == 2 for v in verdicts) >= 0.95 * 120 - 4  # 4: two standard errors of 120 draws
+
+
+def test_a_tie_goes_to_the_lower_memory() -> None:
+    stage = Stage((0.0, 0.0), jitter=0.01, drift=0.005)
+    verdict, _ = stage.play()
+    assert set(verdict.tied) == set(stage.configs)
+    assert verdict.winner == stage.configs[1]
+
+
+def test_a_difference_of_two_percent_is_found_on_a_quiet_machine() -> None:
+    wins = 0
+    for seed in range(20):
+        stage = Stage((0.0, 0.02), jitter=0.01, drift=0.003, seed=seed)
+        wins += stage.play()[0].winner == stage.configs[0]
+    assert wins == 20
+
+
+def test_rounds_are_interleaved_and_turn_around() -> None:
+    _, rounds = Stage((0.0, 0.0, 0.0), jitter=0.01).play()
+    assert all(len(order) == 3 for order in rounds[:3])
+    assert rounds[1] == rounds[0][::-1]
+    assert rounds[2] == rounds[0]
+
+
+def test_it_ends_after_the_last_look_however_noisy_the_machine() -> None:
+    _, rounds = Stage((0.0, 0.0), jitter=0.5, drift=0.3).play()
+    assert len(rounds) <= LOOKS[-1]
+
+
+def test_a_clear_winner_plays_no_round() -> None:
+    verdict, rounds = Stage((0.0, 0.5), jitter=0.01).play()
+    assert rounds == []
+    assert verdict.tied == (verdict.winner,)
+
+
+def test_who_is_out_of_memory_in_the_playoff_has_lost() -> None:
+    stage = Stage((0.0, 0.0), jitter=0.01)
+    failure = Failure(reason=Reason.OUT_OF_MEMORY, message="out of memory")
+    stage.records.append(
+        TrialRecord(
+            number=9,
+            config=stage.configs[1],
+            role=Role.PLAYOFF,
+            outcome=Outcome.INFEASIBLE,
+            failure=failure,
+        )
+    )
+    verdict, _ = stage.play()
+    assert verdict.winner == stage.configs[0]
+
+
+def test_the_order_of_the_records_does_not_matter() -> None:
+    stage = Stage((0.0, 0.01, 0.02), jitter=0.02)
+    verdict, _ = stage.play()
+    assert decide(stage.records[::-1], tolerance=0.01) == verdict
+
+
+def test_without_a_completed_record_there_is_nothing_to_decide() -> None:
+    with pytest.raises(ValueError, match="no configuration completed"):
+        decide((), tolerance=0.01)
+
+
+@pytest.mark.parametrize("freedom", [5, 10, 30])
+def test_quantiles_agree_with_the_table(freedom: int) -> None:
+    assert student_quantile(0.95, freedom) == pytest.approx(t_quantile(freedom), rel=0.005)
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_leaders_are_compared_at_the_speeds_that_the_report_shows(workers: int) -> None:
+    """Four workers deliver four batches in a burst: a median of the waits would not see what they cost."""
+    config = make_config(64)
+    measurement = Measurement(
+        micro_step_seconds=(0.3,) * 16,
+        fetch_seconds=(0.001, 0.001, 0.001, 1.6) * 4,
+        update_seconds=(0.01,) * 16,
+        facts={"loader": {"dataloader_num_workers": workers}},
+    )
+    record = TrialRecord(number=0, config=config, outcome=Outcome.COMPLETED, measurement=measurement)
+    assert math.exp(run_of(record).log_speed) == pytest.approx(record.samples_per_second)
+
+
+def test_runs_that_were_cut_off_put_nobody_out() -> None:
+    fast, slow = make_config(32), make_config(16)
+    records = [make_record(0, fast, 1000.0, jitter=0.05), make_record(1, slow, 960.0, jitter=0.05)]
+    before = decide(records, tolerance=0.01)
+    records += [make_record(n, fast, role=Role.PLAYOFF, reason=Reason.INTERRUPTED) for n in (2, 3)]
+    assert decide(records, tolerance=0.01) == before
+
+
+def test_what_the_confirmation_takes_does_not_change_the_winner() -> None:
+    one, other = make_config(32), make_config(16)
+    records = [make_record(n, c, 1000.0, needed_bytes=GIB + n) for n, c in enumerate((one, other))]
+    records += [
+        make_record(2 + n, c, 1000.0, needed_bytes=GIB + n % 2, role=Role.PLAYOFF)
+        for n, c in enumerate((one, other) * LOOKS[-1])
+    ]
+    assert decide(records, tolerance=0.01).winner == one
+    records.append(make_record(99, one, 1000.0, needed_bytes=2 * GIB, role=Role.CONFIRMATION))
+    assert decide(records, tolerance=0.01).winner == one
+
+
+def test_of_configurations_as_fast_as_each_other_those_that_keep_the_mathematics_come_first() -> None:
+    plain, lossy = make_config(8), make_config(8, optim="adafactor")
+    records = [make_record(0, plain, 1000.0, needed_bytes=9 * GIB), make_record(1, lossy, 1000.0, needed_bytes=8 * GIB)]
+    records += [
+        make_record(2 + n, config, 1000.0, needed_bytes=(9 - n % 2) * GIB, role=Role.PLAYOFF)
+        for n, config in enumerate((plain, lossy) * LOOKS[-1])
+    ]
+    assert decide(records, tolerance=0.01).winner == lossy, "the lower memory, where nothing else is known"
+    verdict = decide(records, tolerance=0.01, keeps=lambda config: config.optim != "adafactor")
+    assert verdict.winner == plain
+    assert verdict.tied == (plain, lossy)
+
+
+def test_a_faster_configuration_is_not_given_up_for_the_mathematics() -> None:
+    plain, lossy = make_config(8), make_config(8, optim="adafactor")
+    records = [make_record(0, plain, 900.0, jitter=0.001), make_record(1, lossy, 1000.0, jitter=0.001)]
+    assert decide(records, tolerance=0.01, keeps=lambda config: config == plain).winner == lossy
