@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import servers
 
 # Before any library reads them; children inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -31,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = tempfile.mkdtemp(prefix="autofit-test-cache-")
     os.environ["AUTOFIT_CACHE_DIR"] = directory
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
+@pytest.fixture(scope="module")
+def one_server() -> Iterator[None]:
+    """One fork server for all searches and questions of a module that asks for it."""
+    with servers.one_server():
+        yield
 
 
 @pytest.hookimpl(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from autofit.errors import SearchFailed
 from autofit.results.result import TuneResult
 from tests import uneven
 from tests.cli.runs import autofit as run_autofit
+from tests.cli.runs import autofit_here
 from tests.refusals import refused
 from tests.uneven import SMALL, Sentences, save_model, text
+
+pytestmark = pytest.mark.usefixtures("one_server")
 
 ONE: dict[str, Any] = {
     "effective_batch": 4, "batch_size": 4, "device": "cpu", "memory": "2GiB", "precision": "fp32", "optim": "adamw_torch_fused",
@@ -63,18 +67,19 @@ def test_a_csv_is_tuned_as_it_is_and_the_file_tells_its_lengths(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_mistakes_about_data_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_about_data_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_here = functools.partial(autofit_here, cwd=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
     save_model(tmp_path / "model")
     csv(tmp_path / "reviews.csv")
     for option, words in (
         (("--dataset", "nothing.csv"), "error: the dataset 'nothing.csv' does not exist"),
         (("--dataset", "reviews.csv", "--label-column", "stars"), "error: no column 'stars' for the label"),
     ):
-        run = run_autofit(*SEARCH, "--model", "model", *option, cwd=tmp_path)
+        run = run_here(*SEARCH, "--model", "model", *option)
         assert (run.status, run.stdout) == (2, "")
         assert words in run.stderr
         assert "Traceback" not in run.stderr
-    run = run_autofit(*SEARCH, "--model", "model", "--packing", cwd=tmp_path)
+    run = run_here(*SEARCH, "--model", "model", "--packing")
     assert (run.status, run.stdout) == (2, "")
     assert "--packing without --dataset" in run.stderr
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,11 @@ from autofit.trials.trial import EVAL_BATCH, Outcome, Role
 from tests import training
 from tests.one_search import ONE, TINY, global_state, warm_up
 from tests.refusals import refused
-from tests.servers import one_server
+
+pytestmark = pytest.mark.usefixtures("one_server")
 
 MIB = 1 << 20
 SEARCH_ONLY = {k: v for k, v in ONE.items() if k != "memory"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with one_server():
-        yield
 
 
 def codes(result: TuneResult) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from transformers import (
 from autofit.results.result import TuneResult
 from autofit.search.tuning import tune
 from autofit.trials.trial import Outcome
-from tests.servers import one_server
+
+pytestmark = pytest.mark.usefixtures("one_server")
 
 #: one configuration of the space, so that a search is three trials: defaults, the hand's half precision, confirmation
 FEW: dict[str, Any] = {
@@ -47,12 +48,6 @@ WAV2VEC2 = Wav2Vec2Config(
     vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8),
     conv_stride=(5, 4), conv_kernel=(10, 8), num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2, mask_time_length=2,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with one_server():
-        yield
 
 
 def check(result: TuneResult, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,12 @@ from autofit.trials.trial import Outcome
 from autofit.workload.user_arguments import argument_defaults, effective_defaults, own_class, trained_as
 from tests.one_search import ONE
 from tests.scripts.place import CONFIG
-from tests.servers import one_server
 from tests.workload import tiny
+
+pytestmark = pytest.mark.usefixtures("one_server")
 
 WORDS = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "away", "from", "it", "good", "bad"]
 TEXTS = ["the cat sat on the mat", "a dog ran away from it", "good cat"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with one_server():
-        yield
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

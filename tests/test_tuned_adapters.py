@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,12 @@ from autofit.trials.trial import Outcome
 from tests.cli.runs import autofit
 from tests.one_search import ONE, TINY
 from tests.refusals import refused
-from tests.servers import one_server
 from tests.workload import tiny
+
+pytestmark = pytest.mark.usefixtures("one_server")
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 LORA = 2 * 4 * (2 * 64 + 64 + 32)  #: values in rank 4 on queries and values of the tiny llama
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with one_server():
-        yield
 
 
 def seen(result: TuneResult) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ from autofit.trials.trial import Outcome, Reason
 from autofit.units import MIB
 from tests.uneven import OwnLoader, Sentences, pad
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 EFFECTIVE, LONGEST = 16, 512
 LIMIT = 260 * MIB  #: 16 rows of 512 tokens take about 400 MiB, 4 take about 150, 16 of mean length less than 100; a CPU limit is lax by tens of MiB
 MODEL = BertConfig(

@@ -12,7 +12,7 @@ from autofit.devices.device import Device
 from autofit.problem.config import TrialConfig
 from autofit.trials.landscape import Landscape, Point
 from autofit.trials.measurement import Measurement, Memory
-from tests.cli.runs import Run, autofit
+from tests.cli.runs import Run, autofit, autofit_here
 
 SEARCH = ("search", "--model", "bert-tiny", "--effective-batch", "16", "--device", "cpu")
 ESTIMATE = ("estimate", "--model", "bert-tiny")
@@ -170,11 +170,20 @@ AFTER_A_LOOK: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize(("arguments", "parts"), AFTER_A_LOOK, ids=[" ".join(a[-2:]) for a, _ in AFTER_A_LOOK])
-def test_a_mistake_is_refused_after_a_look(place: Path, arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+def test_a_mistake_is_refused_after_a_look(
+    place: Path, arguments: tuple[str, ...], parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
-    check(autofit(*arguments, cwd=place), *parts)
+    check(autofit_here(*arguments, cwd=place, monkeypatch=monkeypatch, capsys=capsys), *parts)
     assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.slow
+def test_so_it_is_in_a_process_of_its_own(place: Path) -> None:
+    arguments, parts = AFTER_A_LOOK[0]
+    check(autofit(*arguments, cwd=place), *parts)
 
 
 def test_a_study_of_somebody_else_is_refused_and_left_as_it_was(place: Path) -> None:

@@ -30,6 +30,8 @@ from tests.estimates import (
 )
 from tests.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 ISSUED_KEYS = [
     "schema", "version", "config", "device", "peak_allocated_bytes", "peak_reserved_bytes", "min_capacity_bytes", "context_bytes",
     "device_used_bytes", "anatomy", "fits", "confidence", "warnings",

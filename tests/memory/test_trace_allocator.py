@@ -15,6 +15,8 @@ from autofit.problem.config import TrialConfig
 from benchmarks.evidence.plan import full_plan
 from benchmarks.hollow.quantised import workload_of
 
+pytestmark = pytest.mark.usefixtures("one_server")
+
 STACKS = json.loads((Path(__file__).parents[1] / "data" / "allocator-rows.json").read_text())["stacks"]
 CASES = {case.key: case for case in full_plan().memory}
 CHECKED = (

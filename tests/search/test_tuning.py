@@ -54,6 +54,7 @@ def check(result: TuneResult, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("kind", ["name", "directory", "config", "module", "class"])
 def test_a_model_may_be_given_as(kind: str, tmp_path: Path) -> None:
     TINY.save_pretrained(tmp_path / "model")
@@ -177,6 +178,7 @@ def test_code_in_main_needs_no_guard_and_runs_once(how: str, model: str, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 def test_a_study_of_a_live_module_goes_on_and_runs_nothing_again(tmp_path: Path) -> None:
     more: dict[str, Any] = {**ONE, "train_dataset": training.Rows(), "study": tmp_path / "study"}
     more.pop("memory")  # what is free differs from call to call: the study's own limit counts
@@ -224,6 +226,7 @@ def test_an_interrupt_in_a_real_trial_gives_the_best_so_far_and_the_study_goes_o
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 def test_a_bug_of_the_training_is_shown_once_with_its_traceback() -> None:
     more = {**ONE, "batch_size": None}
     with refused("failed alike: .*label encoder", kind=SearchFailed) as caught:
@@ -234,6 +237,7 @@ def test_a_bug_of_the_training_is_shown_once_with_its_traceback() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 def test_a_limit_that_nothing_fits_is_said_after_real_trials() -> None:
     model = training.Straight(
         width=4096, hidden=4096
@@ -243,6 +247,7 @@ def test_a_limit_that_nothing_fits_is_said_after_real_trials() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_server")
 def test_a_training_that_hangs_ends_at_the_time_limit_of_a_trial() -> None:
     begin = time.monotonic()
     with refused("no answer within 2 s", hint="--trial-timeout", kind=SearchFailed):
