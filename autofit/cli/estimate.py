@@ -97,7 +97,7 @@ def command(
     if as_json:
         click.echo(json.dumps(answer.to_json(), indent=2))
     else:
-        render_estimate(answer, workload, Console())
+        render_estimate(answer, Console())
 
 
 def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], *, as_json: bool) -> None:
@@ -109,11 +109,11 @@ def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], 
 
     if sys.stderr.isatty():
         click.echo("tracing every precision, checkpointing and optimizer: this can take minutes", err=True)
-    rows = largest.largest_batches(workload, target, **choices)
+    found = largest.largest_batches(workload, target, **choices)
     if as_json:
-        click.echo(json.dumps(largest.largest_json(workload, target, rows), indent=2))
+        click.echo(json.dumps(largest.largest_json(found, target), indent=2))
     else:
-        render_largest(rows, workload, target, Console())
+        render_largest(found, target, Console())
 
 
 def _one(names: tuple[str, ...] | None, flag: str) -> str | None:

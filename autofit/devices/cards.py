@@ -184,7 +184,9 @@ def find(name: str) -> Card:
     Raises:
         UserError: no card or more than one has this name; the hint names the nearest.
     """
-    if not isinstance(name, str) or not name.strip():
+    if not isinstance(name, str):
+        raise UserError(f"a GPU is named in words, got {name!r}", hint="write it as T4, A100-80GB or RTX 4090")
+    if not name.strip():
         raise UserError("the name of a GPU is empty", hint="write it as T4, A100-80GB or RTX 4090")
     key, sizes = _parse(name)
     same = [card for card in CARDS if key in _keys(card)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from autofit.devices.target import Target, target_of
@@ -14,11 +13,11 @@ from autofit.forecasts.laws import Ask, ClassLaws, Setting, collect, law_class, 
 from autofit.forecasts.modelfacts import load_facts, shape_of, store_facts
 from autofit.memory.anatomy import dissect
 from autofit.memory.formula import estimate_by_formula
-from autofit.problem.adaptation import Adaptation, adaptation_of
 from autofit.problem.arguments import DEFAULT_BATCH
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.space import divisors
 from autofit.problem.spec import MAX_EFFECTIVE_BATCH, Workload
+from autofit.processes.inputs import live_workload
 from autofit.processes.process import ProcessRunner
 from autofit.processes.protocol import Kind
 
@@ -27,10 +26,44 @@ ESTIMATE_TIMEOUT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What an answer is about, with what was left out filled in.
+
+    Attributes:
+        model: its name.
+        task: an auto class's name in kebab case; None where a live model has none that is known.
+        seq_len: tokens of the longest sample (samples of audio for speech, patches of an image); None where the data does not tell.
+        adapter: the adapter and the storage of the weights under it, in words; None = all of the model is trained as it is.
+    """
+
+    model: str
+    task: str | None = None
+    seq_len: int | None = None
+    adapter: str | None = None
+
+    @classmethod
+    def of(cls, setting: Setting) -> Subject:
+        """The subject of a setting: what its child found out, where the user did not say."""
+        workload, facts = setting.workload, setting.facts
+        return cls(
+            model=workload.model,
+            task=facts.get("task") or workload.task,
+            seq_len=facts.get("sample_length", facts.get("seq_len") or workload.seq_len),
+            adapter=None if workload.adaptation is None else workload.adaptation.label(),
+        )
+
+    def label(self) -> str:
+        """In one line."""
+        named = f"{self.model} with {self.adapter}" if self.adapter else self.model
+        return ", ".join(filter(None, (named, self.task, f"length {self.seq_len}" if self.seq_len else "")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Predicted peak memory of one configuration on one device. All sizes in bytes.
 
     Attributes:
+        subject: the model, its task, and how long its samples are.
         config: what was asked.
         device: name of the card, or of the memory size.
         memory_bytes: what a run may use there, context included; None = not said.
@@ -46,6 +79,7 @@ class MemoryEstimate:
         usual_error: relative error to expect of a `formula`; None where it is a lower bound, and what is left out is not known.
     """
 
+    subject: Subject
     config: TrialConfig
     device: str
     memory_bytes: int | None
@@ -82,7 +116,7 @@ class MemoryEstimate:
 
 
 def estimate(
-    model: Any,
+    model: Any = None,
     *,
     batch_size: int | None = None,
     effective_batch: int | None = None,
@@ -96,6 +130,13 @@ def estimate(
     memory: str | int | None = None,
     padded: bool = False,
     trust_remote_code: bool = False,
+    model_init: Callable[[], Any] | None = None,
+    train_dataset: Any = None,
+    data_collator: Any = None,
+    processing_class: Any = None,
+    args: Any = None,
+    trainer_cls: type | None = None,
+    trainer_kwargs: Mapping[str, Any] | None = None,
     peft_config: Any = None,
     quantize: str | None = None,
 ) -> MemoryEstimate:
@@ -113,6 +154,8 @@ def estimate(
         memory: bytes of the device that the run may use; None = all of `gpu`.
         padded: whether batches hold padding, so that attention needs a mask.
         trust_remote_code: whether the model's own code may run.
+        model_init, train_dataset, data_collator, processing_class, trainer_cls, trainer_kwargs: as for `tune`.
+        args: `TrainingArguments` whose other fields are kept; batch, accumulation, precision, checkpointing and optimizer are those said here.
         peft_config, quantize: an adapter that is trained, and how the weights under it are stored, as for `tune`.
 
     Raises:
@@ -126,13 +169,21 @@ def estimate(
         checkpointing=checkpointing,
         optim=optim,
     )
-    with subject_of(
-        model,
+    with live_workload(
+        model=model,
+        model_init=model_init,
         task=task,
         seq_len=seq_len,
-        attn=attn_implementation,
+        attn_implementation=attn_implementation,
         trust_remote_code=trust_remote_code,
-        adaptation=adaptation_of(peft_config=peft_config, quantize=quantize),
+        train_dataset=train_dataset,
+        data_collator=data_collator,
+        processing_class=processing_class,
+        args=args,
+        trainer_cls=trainer_cls,
+        trainer_kwargs=trainer_kwargs,
+        peft_config=peft_config,
+        quantize=quantize,
     ) as workload:
         return estimate_all(workload, [config], target, padded=padded)[0]
 
@@ -167,7 +218,7 @@ def config_of(
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=effective_batch // batch_size,
         gradient_checkpointing=checkpointing,
-        precision=Precision(precision) if precision in set(Precision) else precision,  # type: ignore[arg-type]
+        precision=Precision(precision) if isinstance(precision, str) and precision in set(Precision) else precision,  # type: ignore[arg-type]
         optim=optim,
     )
 
@@ -182,34 +233,6 @@ def estimate_all(
         )
         laws = collect(setting, configs, ask, single=any(c.per_device_train_batch_size == 1 for c in configs))
         return [_estimate(setting, config, laws[law_class(setting, config)], target) for config in configs]
-
-
-@contextlib.contextmanager
-def subject_of(
-    model: Any,
-    *,
-    task: str | None,
-    seq_len: int | None,
-    attn: str | None,
-    trust_remote_code: bool,
-    adaptation: Adaptation | None = None,
-) -> Iterator[Workload]:
-    """The workload of a name or of a live object (which travels in a private file)."""
-    more = {
-        "task": task,
-        "seq_len": seq_len,
-        "attn_implementation": attn,
-        "trust_remote_code": trust_remote_code,
-        "adaptation": adaptation,
-    }
-    if isinstance(model, str | Path):
-        yield Workload(model=str(model), **more)  # type: ignore[arg-type]
-        return
-    from autofit.processes.objects import ObjectFile
-
-    with ObjectFile({"model": model}) as file:
-        name = getattr(model, "__name__", None) or type(model).__name__
-        yield Workload(model=f"<{name}>", objects_path=file.path, **more)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
@@ -247,6 +270,7 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
         reserved_bytes=peaks.peak_reserved_bytes,
     )
     return MemoryEstimate(
+        subject=Subject.of(setting),
         config=config,
         device=target.name,
         memory_bytes=target.memory_bytes,
@@ -279,6 +303,7 @@ def _by_formula(setting: Setting, config: TrialConfig, reason: str, target: Targ
     parts = {str(kind): size for kind, size in answer.kinds.items()} | {"context": target.context_bytes}
     error = "a lower bound" if answer.usual_error is None else f"usually within {answer.usual_error:.0%}"
     return MemoryEstimate(
+        subject=Subject.of(setting),
         config=config,
         device=target.name,
         memory_bytes=target.memory_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 
 from autofit.devices.target import Target
 from autofit.errors import UserError
-from autofit.forecasts.estimation import asking
+from autofit.forecasts.estimation import Subject, asking
 from autofit.forecasts.laws import ClassLaws, Setting, collect, law_class, uneven
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.space import DEFAULT_OPTIMS, divisors
@@ -30,6 +30,14 @@ class LargestBatch:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatches:
+    """The answer to `--max-batch`: what it is about, and a row per class."""
+
+    subject: Subject
+    rows: tuple[LargestBatch, ...]
+
+
 def largest_batches(
     workload: Workload,
     target: Target,
@@ -39,7 +47,7 @@ def largest_batches(
     optims: Sequence[str] | None = None,
     checkpointing: Sequence[bool] | None = None,
     padded: bool = False,
-) -> list[LargestBatch]:
+) -> LargestBatches:
     """Largest per-device batch for every precision x checkpointing x optimizer on the target.
 
     Args:
@@ -79,7 +87,8 @@ def largest_batches(
             laws |= wanted(
                 [_whole(c) for c in configs if _fits_not(laws[law_class(setting, c)], effective_batch, room)]
             )
-    return [_row(setting, config, laws, room, effective_batch) for config in configs]
+    rows = tuple(_row(setting, config, laws, room, effective_batch) for config in configs)
+    return LargestBatches(subject=Subject.of(setting), rows=rows)
 
 
 def _whole(config: TrialConfig) -> TrialConfig:
@@ -115,14 +124,14 @@ def _row(
     )
 
 
-def largest_json(workload: Workload, target: Target, rows: Sequence[LargestBatch]) -> dict[str, Any]:
+def largest_json(found: LargestBatches, target: Target) -> dict[str, Any]:
     """The document that `autofit estimate --max-batch --json` prints."""
     return {
         "schema": "autofit/largest-batch",
         "version": VERSION,
-        "model": workload.model,
+        "subject": asdict(found.subject),
         "device": target.name,
         "memory_bytes": target.memory_bytes,
-        "rows": [asdict(row) for row in rows],
+        "rows": [asdict(row) for row in found.rows],
         "warnings": list(target.warnings),
     }

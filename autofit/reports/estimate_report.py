@@ -11,28 +11,23 @@ from rich.text import Text
 from autofit.devices.target import Target
 from autofit.forecasts.estimation import MemoryEstimate, unusual
 from autofit.forecasts.forecast import OVER, SPARE
-from autofit.forecasts.largest import LargestBatch
-from autofit.problem.spec import Workload
-from autofit.results.wording import Column, describe, printable, text_table, wrapped
+from autofit.forecasts.largest import LargestBatch, LargestBatches
+from autofit.results.wording import Column, describe, format_percent, printable, text_table, wrapped
 from autofit.units import format_bytes
 
 WIDEST_BAR, NARROWEST_BAR = 40, 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def render_estimate(answer: MemoryEstimate, workload: Workload, console: Console) -> None:
+def render_estimate(answer: MemoryEstimate, console: Console) -> None:
     """Print one estimate, in the console's width and encoding."""
     width, ascii_only = console.width, console.options.ascii_only
-    _print(console, [f"{workload.model}{_adapted(workload)} on {answer.device}", *wrapped(describe(answer.config), width)])
+    _print(console, [*wrapped(f"{answer.subject.label()}, on {answer.device}", width), *wrapped(describe(answer.config), width)])
     _print(console, ["", *wrapped(verdict(answer), width)], style="bold")
     _print(console, ["", *anatomy_lines(answer.anatomy["parts"], width, ascii_only=ascii_only)])
     _print(console, ["", *peak_lines(answer, width)])
     if answer.warnings:
         _print(console, ["", *note_lines(answer.warnings, width)])
-
-
-def _adapted(workload: Workload) -> str:
-    return f" with {workload.adaptation.label()}" if workload.adaptation is not None else ""
 
 
 def verdict(answer: MemoryEstimate) -> str:
@@ -127,17 +122,11 @@ def note_lines(notes: Sequence[str], width: int) -> list[str]:
     ]
 
 
-def render_largest(
-    rows: Sequence[LargestBatch], workload: Workload, target: Target, console: Console
-) -> None:
+def render_largest(found: LargestBatches, target: Target, console: Console) -> None:
     """Print the largest batches as a table: a row per precision and checkpointing, a column per optimizer."""
     width, ascii_only = console.width, console.options.ascii_only
-    size = format_bytes(target.memory_bytes or 0)
-    _print(
-        console,
-        wrapped(f"Largest per-device batch of {workload.model}{_adapted(workload)} on {target.name} ({size})", width),
-        style="bold",
-    )
+    size, rows = format_bytes(target.memory_bytes or 0), found.rows
+    _print(console, wrapped(f"Largest per-device batch of {found.subject.label()}, on {target.name} ({size})", width), style="bold")
     _print(console, ["", *largest_lines(rows, width, ascii_only=ascii_only)])
     legend = []
     if any(row.batch_size == 0 for row in rows):
@@ -145,7 +134,7 @@ def render_largest(
     if any(row.batch_size is None for row in rows):
         legend.append("?: could not be predicted")
     if any(row.batch_size for row in rows):
-        legend.append("each is the largest that is predicted to fit (and that was asked for: at most 65,536): smaller ones are surer")
+        legend.append(f"each is the largest that is predicted to fit, to the byte: one whose estimate leaves {round(100 * (1 - SPARE))} % of the memory free is sure to")
     notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
     notes += [note for precision in dict.fromkeys(row.precision for row in rows) for note in unusual(precision, target)]
     if legend or notes or target.warnings:

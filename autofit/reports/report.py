@@ -100,7 +100,7 @@ def report_lines(result: TuneResult, width: int, *, trial_rows: int | None = TRI
 def subject_lines(result: TuneResult, width: int) -> list[str]:
     """What was tuned, on what."""
     workload, model = result.spec.workload, result.model
-    length = model.get("seq_len") or workload.seq_len
+    length = model.get("sample_length", model.get("seq_len") or workload.seq_len)
     bundled = " (bundled config)" if model.get("source") == "preset" else ""
     what = [f"{workload.model}{bundled}", str(model.get("task") or workload.task or "")]
     what += [workload.adaptation.label() if workload.adaptation is not None else ""]

@@ -9,27 +9,16 @@ from typing import Any
 
 from autofit.errors import UserError
 from autofit.files import check_writable
-from autofit.problem.adaptation import adaptation_of
 from autofit.problem.config import parse_precisions
 from autofit.problem.extras import parse_tune
 from autofit.problem.numerics import named_optim
-from autofit.problem.spec import DEFAULT_TOLERANCE, SearchSpec, Workload
+from autofit.problem.spec import DEFAULT_TOLERANCE, SearchSpec
+from autofit.processes.inputs import live_workload, names_of, path_of, sizes_of, whole_number
 from autofit.results.evaluation import eval_batch_of
 from autofit.results.result import TuneResult
 from autofit.search.observer import Observer, Silent
 from autofit.search.scene import real_scene, replayed_scene
 from autofit.search.session import search_in
-from autofit.search.tune_inputs import (
-    check_kinds,
-    keywords,
-    label_of,
-    listed,
-    names_of,
-    object_file,
-    path_of,
-    sizes_of,
-    whole_number,
-)
 from autofit.study.study_lock import held
 from autofit.trials.landscape import Landscape
 from autofit.units import parse_duration, parse_size
@@ -115,36 +104,24 @@ def tune(
         NothingFits: no configuration fits under the limit.
         SearchFailed: the training itself fails in every trial.
     """
-    check_kinds(
-        args=args,
-        processing_class=processing_class,
-        trainer_cls=trainer_cls,
-        data_collator=data_collator,
+    with live_workload(
+        model=model,
+        model_init=model_init,
+        task=task,
+        seq_len=seq_len,
+        attn_implementation=attn_implementation,
+        trust_remote_code=trust_remote_code,
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
-    )
-    objects = {
-        "model": None if isinstance(model, str | Path) else model,
-        "model_init": model_init,
-        "train_dataset": train_dataset,
-        "eval_dataset": eval_dataset,
-        "data_collator": data_collator,
-        "processing_class": processing_class,
-        "callbacks": listed(callbacks),
-        "trainer_cls": trainer_cls,
-        "trainer_arguments": keywords(trainer_kwargs, "trainer_kwargs"),
-        "arguments": None,
-    }
-    with object_file(objects, args) as path:
-        workload = Workload(
-            model=label_of(model, model_init),
-            task=task,
-            seq_len=whole_number(seq_len, "seq_len"),
-            trust_remote_code=trust_remote_code,
-            attn_implementation=attn_implementation,
-            objects_path=path,
-            adaptation=adaptation_of(peft_config=peft_config, quantize=quantize),
-        )
+        data_collator=data_collator,
+        processing_class=processing_class,
+        callbacks=callbacks,
+        args=args,
+        trainer_cls=trainer_cls,
+        trainer_kwargs=trainer_kwargs,
+        peft_config=peft_config,
+        quantize=quantize,
+    ) as workload:
         spec = SearchSpec(
             workload=workload,
             effective_batch=effective_batch,

@@ -130,7 +130,7 @@ class TestAnswer:
         status, out, _ = _run(capsys, *FLAGS, *kind)
         assert status == 0
         assert f"{row['batch_size']:,}" in out
-        assert "Largest per-device batch of bert-tiny on T4" in out
+        assert "Largest per-device batch of bert-tiny, sequence-classification, length 128, on T4" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 
 import autofit
 from autofit.devices.target import target_of
-from autofit.forecasts.estimation import config_of, estimate, estimate_all
+from autofit.forecasts.estimation import Subject, config_of, estimate, estimate_all
 from autofit.forecasts.largest import largest_batches, largest_json
 from autofit.memory.cache import cache_directory
 from autofit.problem.config import Precision
 from autofit.units import GIB, MIB
+from tests import training
 from tests.estimates import (
     GPU,
     HALF,
@@ -36,7 +37,7 @@ ISSUED_KEYS = [
     "schema", "version", "config", "device", "peak_allocated_bytes", "peak_reserved_bytes", "min_capacity_bytes", "context_bytes",
     "device_used_bytes", "anatomy", "fits", "confidence", "warnings",
 ]  # fmt: skip
-OWN_KEYS = ["memory_bytes", "usual_error"]
+OWN_KEYS = ["memory_bytes", "subject", "usual_error"]
 
 
 def test_the_document_has_exactly_its_keys_and_is_json() -> None:
@@ -45,6 +46,7 @@ def test_the_document_has_exactly_its_keys_and_is_json() -> None:
         assert sorted(document) == sorted([*ISSUED_KEYS, *OWN_KEYS])
         assert document["schema"] == "autofit/estimate"
         assert document["version"] == 1
+        assert document["subject"] == {"model": MODEL, "task": "sequence-classification", "seq_len": SEQ_LEN, "adapter": None}
         assert set(document["anatomy"]) == {"parts", "peak"}
 
 
@@ -172,6 +174,17 @@ def test_a_live_model_is_traced_and_agrees_with_the_same_model_by_name() -> None
     assert live.peak_allocated_bytes == pytest.approx(named.peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow
+def test_a_model_with_data_of_its_own_is_traced_on_that_data() -> None:
+    answer = estimate(training.Straight(), train_dataset=training.Rows(width=16), batch_size=8, gpu=GPU)
+    assert answer.confidence == "traced"
+    assert answer.subject == Subject(model="<Straight>")
+    layer = 4 * (16 * 16 + 16)
+    assert answer.anatomy["parts"]["weights"]["bytes"] == pytest.approx(layer, abs=1024), "rounded up to blocks of the allocator"
+    with refused("there is no data for '<Straight>'", hint="train_dataset"):
+        estimate(training.Straight(), gpu=GPU)
+
+
 @pytest.mark.parametrize("limit_mib", [150, 300, 1000])
 def test_the_largest_batch_fits_and_one_more_does_not(
     limit_mib: int, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +194,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(
     tight = target_of(GPU, target().context_bytes + limit_mib * MIB)
     (row,) = largest_batches(
         WORKLOAD, tight, precisions=[HALF.precision], optims=[HALF.optim], checkpointing=[True]
-    )
+    ).rows
     assert row.batch_size is not None
     assert row.batch_size > 0
     fitting, next_one = estimate_all(
@@ -202,7 +215,7 @@ def test_of_an_effective_batch_only_divisors_are_answered(monkeypatch: pytest.Mo
         precisions=[HALF.precision],
         optims=[HALF.optim],
         checkpointing=[True],
-    )
+    ).rows
     assert row.batch_size == 48
 
 
@@ -210,11 +223,10 @@ def test_where_not_even_one_sample_fits_the_largest_batch_is_zero(monkeypatch: p
     answers()
     forbid_children(monkeypatch)
     tiny = target_of(GPU, target().context_bytes + 20 * MIB)
-    (row,) = largest_batches(
-        WORKLOAD, tiny, precisions=[HALF.precision], optims=[HALF.optim], checkpointing=[True]
-    )
-    assert row.batch_size == 0
-    assert json.loads(json.dumps(largest_json(WORKLOAD, tiny, [row])))["rows"][0]["batch_size"] == 0
+    found = largest_batches(WORKLOAD, tiny, precisions=[HALF.precision], optims=[HALF.optim], checkpointing=[True])
+    assert [row.batch_size for row in found.rows] == [0]
+    assert found.subject == answers()[0].subject
+    assert json.loads(json.dumps(largest_json(found, tiny)))["rows"][0]["batch_size"] == 0
 
 
 def test_without_a_size_nothing_is_said_about_fitting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +277,12 @@ class TestBadInput:
     def test_an_unknown_precision(self) -> None:
         with refused("precision", hint="bf16|fp32"):
             estimate(MODEL, precision="fp7")
+        with refused("precision", hint="bf16|fp32"):
+            estimate(MODEL, precision=["bf16"])  # type: ignore[arg-type]
+
+    def test_a_card_that_is_no_name(self) -> None:
+        with refused("a GPU is named in words, got 5", hint="A100-80GB"):
+            estimate(MODEL, gpu=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

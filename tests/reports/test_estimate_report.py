@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from autofit.devices.target import target_of
-from autofit.forecasts.estimation import MemoryEstimate
-from autofit.forecasts.largest import LargestBatch
+from autofit.forecasts.estimation import MemoryEstimate, Subject
+from autofit.forecasts.largest import LargestBatch, LargestBatches
 from autofit.problem.adaptation import Adaptation, AdapterKind
 from autofit.problem.config import Precision, TrialConfig
-from autofit.problem.spec import Workload
 from autofit.reports.estimate_report import (
     bar,
     largest_lines,
@@ -27,7 +26,7 @@ from autofit.reports.estimate_report import (
 )
 from autofit.units import GIB, MIB
 
-WORKLOAD = Workload(model="bert-large-uncased", seq_len=512)
+SUBJECT = Subject(model="bert-large-uncased", task="sequence-classification", seq_len=512)
 PARTS = {
     "weights": 1200 * MIB,
     "optimizer_state": 2400 * MIB,
@@ -41,6 +40,7 @@ RESERVED = TOTAL - PARTS["context"]
 
 def _estimate(**fields: Any) -> MemoryEstimate:
     values: dict[str, Any] = {
+        "subject": SUBJECT,
         "config": TrialConfig(per_device_train_batch_size=8, precision=Precision.BF16),
         "device": "RTX 3090",
         "memory_bytes": 24 * GIB,
@@ -69,7 +69,7 @@ def _estimate(**fields: Any) -> MemoryEstimate:
 def _printed(width: int, encoding: str = "utf-8", answer: MemoryEstimate | None = None) -> list[str]:
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding)
-    render_estimate(answer or _estimate(), WORKLOAD, Console(file=file, width=width, legacy_windows=False))
+    render_estimate(answer or _estimate(), Console(file=file, width=width, legacy_windows=False))
     file.flush()
     return raw.getvalue().decode(encoding).splitlines()
 
@@ -85,7 +85,7 @@ def test_no_line_is_wider_than_the_console(width: int, encoding: str) -> None:
 def test_everything_is_there_once() -> None:
     text = "\n".join(_printed(140))
     for part in (
-        "bert-large-uncased on RTX 3090",
+        "bert-large-uncased, sequence-classification, length 512, on RTX 3090",
         "batch 8 x 1",
         "bf16",
         "saved activations",
@@ -213,8 +213,9 @@ def test_where_the_columns_do_not_fit_there_is_a_row_per_answer() -> None:
 
 def test_signs_in_the_table_are_explained_and_a_reason_is_given_once() -> None:
     out = io.StringIO()
-    render_largest(_rows(), WORKLOAD, target_of("T4", None), Console(file=out, width=100))
+    render_largest(LargestBatches(subject=SUBJECT, rows=tuple(_rows())), target_of("T4", None), Console(file=out, width=100))
     text = out.getvalue()
+    assert text.startswith("Largest per-device batch of bert-large-uncased, sequence-classification, length 512, on T4")
     assert "not even a batch of 1 fits" in text
     assert "could not be predicted" in text
     assert text.count("it is paged") == 1
@@ -222,6 +223,6 @@ def test_signs_in_the_table_are_explained_and_a_reason_is_given_once() -> None:
 
 def test_an_adapter_is_named_beside_the_model() -> None:
     file = io.StringIO()
-    workload = replace(WORKLOAD, adaptation=Adaptation(adapter=AdapterKind.LORA, rank=16))
-    render_estimate(_estimate(), workload, Console(file=file, width=100))
-    assert file.getvalue().startswith(f"{WORKLOAD.model} with lora of rank 16 on ")
+    adapted = replace(SUBJECT, adapter=Adaptation(adapter=AdapterKind.LORA, rank=16).label())
+    render_estimate(_estimate(subject=adapted), Console(file=file, width=100))
+    assert file.getvalue().startswith("bert-large-uncased with lora of rank 16, sequence-classification, length 512, on ")

@@ -135,7 +135,19 @@ def test_streams_and_rows_without_a_length_say_nothing() -> None:
 def test_a_stream_is_a_warning() -> None:
     objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=Stream())
     resolved = models.resolve_with(Workload(model="tiny", task="sequence-classification"), objects)
-    assert describe_data(resolved) == {"warnings": [STREAM]}
+    assert describe_data(resolved) == {"sample_length": None, "warnings": [STREAM]}
+
+
+def test_the_length_of_a_sample_is_that_of_the_longest_row_and_none_where_rows_have_no_tokens() -> None:
+    def length(rows: list[dict[str, Any]] | None) -> int | None:
+        objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=rows)
+        resolved = models.resolve_with(Workload(model="tiny", task="sequence-classification", seq_len=9), objects)
+        found: int | None = describe_data(resolved)["sample_length"]
+        return found
+
+    assert length(None) == 9, "made up"
+    assert length([{"input_ids": ids} for ids in IDS]) == max(LENGTHS)
+    assert length([{"x": [0.0] * 16}]) is None
 
 
 def test_an_empty_dataset_and_one_that_raises_are_refused() -> None:

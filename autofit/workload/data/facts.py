@@ -13,27 +13,30 @@ STREAM = "train_dataset is a stream: its longest rows cannot be looked up, and m
 
 
 def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
-    """Under `data`: where the rows are from, their lengths, whether they differ, and a digest; empty for made-up data. For a stream its `warnings`.
+    """`sample_length`: of the longest row (made-up data: of every row), None where nobody looked. Under `data`, for rows that are somebody's: where they are
+    from, their lengths, whether they differ, and a digest. For a stream its `warnings`.
 
     Raises:
         UserError: a live dataset is empty, or raises when a row is read.
     """
     if resolved.data is not None:
-        return {"data": resolved.data.facts()}
+        return {"sample_length": resolved.seq_len, "data": resolved.data.facts()}
     objects = resolved.objects
     if objects is None or objects.train_dataset is None:
-        return {}
+        return {"sample_length": resolved.seq_len}
     if not is_map_style(objects.train_dataset):
-        return {"warnings": [*resolved.warnings, STREAM]}
+        return {"sample_length": None, "warnings": [*resolved.warnings, STREAM]}
     lengths = lengths_of(objects.train_dataset, length_column=_length_column(resolved))
     if lengths is None:
-        return {}
+        return {"sample_length": None}
+    summary = lengths.summary()
     return {
+        "sample_length": None if summary.unit == "elements" else summary.longest,
         "data": {
             "source": "train_dataset",
             "uneven": lengths.uneven,
             "digest": _digest(lengths),
-            "lengths": lengths.summary().to_json(),
+            "lengths": summary.to_json(),
         }
     }
 

@@ -1,4 +1,4 @@
-"""What Python callers pass to `tune`, checked and put into the form that a search takes."""
+"""What Python callers pass to `tune` and `estimate`, checked and put into the form that children take."""
 
 from __future__ import annotations
 
@@ -9,13 +9,72 @@ from pathlib import Path
 from typing import Any
 
 from autofit.errors import UserError
+from autofit.problem.adaptation import adaptation_of
+from autofit.problem.spec import Workload
 
 #: keywords of a Trainer that every trial gives it
 NAMED = ("model", "args", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks")
 
 
 @contextlib.contextmanager
-def object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
+def live_workload(
+    *,
+    model: Any,
+    model_init: Any,
+    task: str | None,
+    seq_len: Any,
+    attn_implementation: str | None,
+    trust_remote_code: bool,
+    train_dataset: Any,
+    data_collator: Any,
+    processing_class: Any,
+    args: Any,
+    trainer_cls: Any,
+    trainer_kwargs: Any,
+    peft_config: Any,
+    quantize: Any,
+    eval_dataset: Any = None,
+    callbacks: Any = None,
+) -> Iterator[Workload]:
+    """The workload of what was passed, while the block runs: live objects travel in a private file that ends with it. See `tune` for the arguments.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
+    check_kinds(
+        args=args,
+        processing_class=processing_class,
+        trainer_cls=trainer_cls,
+        data_collator=data_collator,
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+    )
+    objects = {
+        "model": None if isinstance(model, str | Path) else model,
+        "model_init": model_init,
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "data_collator": data_collator,
+        "processing_class": processing_class,
+        "callbacks": listed(callbacks),
+        "trainer_cls": trainer_cls,
+        "trainer_arguments": keywords(trainer_kwargs, "trainer_kwargs"),
+        "arguments": None,
+    }
+    with _object_file(objects, args) as path:
+        yield Workload(
+            model=label_of(model, model_init),
+            task=task,
+            seq_len=whole_number(seq_len, "seq_len"),
+            trust_remote_code=trust_remote_code,
+            attn_implementation=attn_implementation,
+            objects_path=path,
+            adaptation=adaptation_of(peft_config=peft_config, quantize=quantize),
+        )
+
+
+@contextlib.contextmanager
+def _object_file(objects: Mapping[str, Any], args: Any) -> Iterator[str | None]:
     """Path of a private file with the live objects while the block runs; None where there are none."""
     if args is None and all(value is None for value in objects.values()):
         yield None
