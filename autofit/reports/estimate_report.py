@@ -12,7 +12,7 @@ from autofit.devices.target import Target
 from autofit.forecasts.estimation import MemoryEstimate, unusual
 from autofit.forecasts.forecast import OVER, SPARE
 from autofit.forecasts.largest import LargestBatch, LargestBatches
-from autofit.results.wording import Column, describe, format_percent, printable, text_table, wrapped
+from autofit.results.wording import Column, describe, printable, text_table, wrapped
 from autofit.units import format_bytes
 
 WIDEST_BAR, NARROWEST_BAR = 40, 8
