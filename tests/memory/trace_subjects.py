@@ -49,7 +49,7 @@ class Architecture:
     head: str
     options: dict[str, Any]
     labels: str = "tokens"  # tokens, classes
-    inputs: str = "text"  # text, image
+    inputs: str = "text"  # text, image, audio
 
     def model(self) -> nn.Module:
         config = getattr(transformers, self.config)(**self.options)
@@ -58,6 +58,8 @@ class Architecture:
     def batch(self, size: int, length: int) -> Batch:
         shape = (size, length) if self.labels == "tokens" else (size,)
         labels = torch.ones(shape, dtype=torch.long)
+        if self.inputs == "audio":
+            return {"input_values": torch.ones(size, 100 * length), "labels": torch.ones(size, 8, dtype=torch.long)}
         if self.inputs == "image":
             return {"pixel_values": torch.ones(size, 3, 32, 32), "labels": labels}
         mask = torch.ones(size, length, dtype=torch.long)
@@ -105,6 +107,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(config="LlamaConfig", head="LlamaForCausalLM", options=_GQA),
     "qwen2": Architecture(config="Qwen2Config", head="Qwen2ForCausalLM", options=_GQA),
     "gemma": Architecture(config="GemmaConfig", head="GemmaForCausalLM", options={**_GQA, "head_dim": 16}),
+    "mixtral": Architecture(config="MixtralConfig", head="MixtralForCausalLM", options={**_GQA, "num_local_experts": 4}),
+    "qwen3_moe": Architecture(
+        config="Qwen3MoeConfig",
+        head="Qwen3MoeForCausalLM",
+        options={**_GQA, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH // 2, "output_router_logits": True},
+    ),
     "t5": Architecture(
         config="T5Config",
         head="T5ForConditionalGeneration",
@@ -117,6 +125,22 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_heads": HEADS,
             "decoder_start_token_id": 0,
         },
+    ),
+    "wav2vec2": Architecture(
+        config="Wav2Vec2Config",
+        head="Wav2Vec2ForCTC",
+        options={
+            "vocab_size": 32,
+            "hidden_size": WIDTH,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "intermediate_size": 2 * WIDTH,
+            "conv_dim": (WIDTH,) * 7,
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4,
+            "mask_time_prob": 0.0,
+        },
+        inputs="audio",
     ),
     "vit": Architecture(
         config="ViTConfig",

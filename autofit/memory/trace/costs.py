@@ -7,7 +7,7 @@ table (matrix products, convolutions, attention), 0 for all else. Views cost not
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,29 @@ _BLOCKS_PER_LAUNCH = 320
 _CHUNK = 65536
 
 
+def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *_args: Any, **_kwargs: Any) -> int:
+    """2 x rows x k x n: every row meets one expert, whichever it is."""
+    return 2 * mat_a.shape[-2] * mat_a.shape[-1] * mat_b.shape[-1]
+
+
+def _expert_flops(rows: Tensor, weight: Tensor, *_args: Any, **_kwargs: Any) -> int:
+    """Of transformers' own operator: (rows, k) x (experts, k, n)."""
+    return 2 * rows.shape[0] * weight.shape[1] * weight.shape[2]
+
+
+def _expert_backward_flops(rows: Tensor, weight: Tensor, *_args: Any, **_kwargs: Any) -> int:
+    """Two products of the forward's size."""
+    return 2 * _expert_flops(rows, weight)
+
+
+#: name of an operator that torch's own table does not have -> its floating-point operations
+FLOPS: Mapping[str, Callable[..., int]] = {
+    "_grouped_mm": _grouped_flops,
+    "grouped_mm_fallback": _expert_flops,
+    "grouped_mm_fallback_backward": _expert_backward_flops,
+}
+
+
 @functools.cache
 def _is_free(func: Any) -> bool:
     """Views and uninitialised memory."""
@@ -40,7 +63,7 @@ def _is_free(func: Any) -> bool:
 def _formula(func: Any) -> Any:
     from torch.utils.flop_counter import flop_registry
 
-    return flop_registry.get(func._overloadpacket)
+    return flop_registry.get(func._overloadpacket) or FLOPS.get(func._overloadpacket.__name__)
 
 
 def record(

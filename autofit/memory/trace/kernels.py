@@ -192,6 +192,12 @@ def softmax_backward(args: Sequence[Any], card: Card) -> Groups:
     return [[grad.numel() * max(grad.element_size(), output.element_size())]]
 
 
+def ctc_backward(args: Sequence[Any], card: Card) -> Groups:
+    """log beta, of the size of log alpha (`LossCTC.cu`, `LossCTC.cpp`)."""
+    log_alpha = args[6]
+    return [[log_alpha.numel() * log_alpha.element_size()]]
+
+
 def foreach_norm(args: Sequence[Any], card: Card) -> Groups:
     """One fp32 per tensor and chunk of the largest tensor."""
     tensors = args[0]
@@ -216,4 +222,4 @@ BIRTH_ORDERS: dict[Any, tuple[int, ...]] = {
 }
 
 #: operators that PyTorch composes of others below the dispatcher's sight, on every device
-COMPOSITES: dict[Any, Workspace] = {aten._safe_softmax.default: safe_softmax}
+COMPOSITES: dict[Any, Workspace] = {aten._safe_softmax.default: safe_softmax, aten._ctc_loss_backward.Tensor: ctc_backward}

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.memory.events import Kind, Moment
 from autofit.memory.trace import costs, kernels
+from autofit.memory.trace.answers import RESULTS, answerable
 from autofit.memory.trace.engine import EngineRules
 from autofit.memory.trace.reductions import shared_sum, summed_rows
 from autofit.memory.trace.sdpa import torch_version
@@ -27,7 +28,6 @@ aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default
 _DEVICE = torch.ops.prim.device.default  # a third of all calls, and no work
 _TRUTHS = frozenset((aten.all.default, aten.eq.Scalar, aten.eq.Tensor))
-ALL_LABELS_NOTE = "a selection by value is taken to select every element"
 CONVOLUTION_NOTE = "convolutions: cuDNN chooses workspaces at run time, they are not in the trace"
 CUDNN_ATTENTION_NOTE = (
     "attention runs in cuDNN on this card: its backward workspace is assumed, not published"
@@ -120,12 +120,14 @@ class StorageTracer(TorchDispatchMode):
             return _as_python(args[0].dtype, 1, truth=truth)
         kwargs = kwargs or {}
         if self._answer_scalars:
-            func, args, kwargs = self._answerable(func, args, kwargs)
+            (func, args, kwargs), assumed = answerable(func, args, kwargs)
+            if assumed is not None:
+                self.notes.add(assumed)
         backward = self.engine is not None and self.builder.moment is Moment.BACKWARD
         if backward:
             func = self.engine.in_place(func, args) or func  # type: ignore[union-attr]
         try:
-            out = func(*args, **kwargs)
+            out = RESULTS.get(func, func)(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
             raise OperatorRefused(self._name(func), error) from error
         if backward:
@@ -147,21 +149,6 @@ class StorageTracer(TorchDispatchMode):
         if self.recording_costs:
             costs.record(self.builder, func, args, kwargs, out)
         return out
-
-    def _answerable(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-        """Calls that fake tensors refuse, although their result follows from what a batch is known to hold."""
-        if func is aten.nonzero.default and args[0].dim() == 1:
-            self.notes.add(ALL_LABELS_NOTE)
-            return aten.new_empty.default, (args[0], [args[0].numel(), 1]), {"dtype": torch.int64}
-        if func is aten.index_put_.default and args[2].dim() == 0 and args[2].device != args[0].device:
-            mask = args[1][0]
-            if len(args[1]) == 1 and mask is not None and mask.dtype == torch.bool:
-                while mask.dim() < args[0].dim():
-                    mask = mask.unsqueeze(-1)
-                return aten.masked_fill_.Scalar, (args[0], mask, 0), {}  # as PyTorch does with a number
-        return func, args, kwargs
 
     def _see(self, tensor: Tensor, func: Any, args: Sequence[Any]) -> None:
         """A new storage is a birth."""
