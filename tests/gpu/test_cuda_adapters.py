@@ -25,6 +25,8 @@ CONFIG = TrialConfig(per_device_train_batch_size=4, gradient_accumulation_steps=
 @pytest.fixture(scope="module")
 def run() -> Iterator[Callable[..., tuple[Measurement, dict[str, Any]]]]:
     def run_one(config: TrialConfig = CONFIG, **said: Any) -> tuple[Measurement, dict[str, Any]]:
+        if "quantize" in said or config.optim.startswith("paged_"):
+            pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
         workload = Workload(model="gpt2", seq_len=128, adaptation=adaptation_of(**said))
         with ProcessRunner(workload, "cuda:0") as runner:
             facts = runner.describe()
