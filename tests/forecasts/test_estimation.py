@@ -332,8 +332,14 @@ def test_a_precision_that_the_card_lacks_and_what_a_trace_does_not_know_are_said
     assert autofit.estimate("bert-tiny", batch_size=2, precision="fp16", gpu="T4").warnings == ()
 
 
-def test_audio_is_counted_in_positions_and_the_rest_is_said() -> None:
+def test_convolutions_are_traced_and_what_cudnn_takes_beside_them_is_said() -> None:
     told = autofit.estimate("wav2vec2-base", batch_size=1, precision="fp32", gpu="T4")
+    assert told.confidence == "traced"
+    assert any("convolutions: cuDNN" in text for text in told.warnings)
+
+
+def test_audio_is_counted_in_positions_by_the_formula_and_the_rest_is_said() -> None:
+    told = autofit.estimate("wav2vec2-base", batch_size=1, precision="fp32", gpu="T4", optim="paged_adamw_8bit")
     assert told.confidence == "formula"
     assert told.peak_allocated_bytes < 4 * GIB, "ten seconds are 499 positions, not 160,000"
     assert any("convolutions" in text and "lower bound" in text for text in told.warnings)
