@@ -4,6 +4,14 @@
     args = result.training_arguments(output_dir="out")
 
 Importing this package imports neither torch nor transformers nor optuna.
+
+Where things are, lowest floor first; each imports only what stands before it (`tests/test_imports.py`):
+
+- `problem`: what is asked. `devices`: what it runs on. `memory`: traces, the allocator's model, laws. `trials`: what became of configurations.
+- `beliefs`: speed and memory of what was not tried. `processes`: children, seen from the parent. `forecasts`: what is said before any trial.
+- `results`: the answer as data. `study`: Optuna's side.
+- `workload`, `memory.trace`, `children`: what runs inside children, and alone imports torch and transformers.
+- `search`: from a question to an answer. `reports` and `cli`: what a person sees.
 """
 
 from __future__ import annotations

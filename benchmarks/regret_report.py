@@ -105,7 +105,7 @@ def _caveats(problems: Sequence[Problem], seeds: int, seconds: float) -> list[st
         "- Regret of a trial count is the true loss of the configuration that measured fastest by then; `final` is what the method returns.",
         "",
         f"Made in {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}, optuna {version('optuna')}, "
-        f"numpy {version('numpy')}: `python -m benchmarks.regret --seeds {seeds}`.",
+        f"numpy {version('numpy')}: `python -m benchmarks.regret --seeds {seeds} --problems {len(problems)}`.",
     ]
 
 

@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--model", help="a hub name or a directory")
     parser.add_argument("--effective-batch", type=int, default=16)
     parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--timeout", default="20m", help="of the search")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     workplace = Path(tempfile.mkdtemp())
@@ -74,7 +75,12 @@ def main() -> None:
     model = build_model(name, rows.features["labels"].num_classes)
 
     result = autofit.tune(
-        model, train_dataset=rows, data_collator=collator, effective_batch=options.effective_batch, trials=options.trials, timeout="20m"
+        model,
+        train_dataset=rows,
+        data_collator=collator,
+        effective_batch=options.effective_batch,
+        trials=options.trials,
+        timeout=options.timeout,
     )
     lengths, decided = result.data["lengths"], result.data["memory_decided_by"]
     print(f"lengths: {lengths['shortest']} to {lengths['longest']} {lengths['unit']}, mean {lengths['mean']:.0f}")

@@ -45,6 +45,6 @@ with tempfile.TemporaryDirectory() as directory:
         trainer_cls=WeightedTrainer,
         args=TrainingArguments(directory, max_grad_norm=0.5, remove_unused_columns=False, use_cpu=not torch.cuda.is_available()),
         trials=6,
-        timeout="45s",
+        timeout="30s",
     )
 print(f"fastest: {result.best.config.label()} at {result.best.samples_per_second:.1f} samples/s")

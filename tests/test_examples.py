@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 RUNS = {
     "tune_by_name.py": (["--trials", "3"], "loss after 3 steps"),
     "tune_your_model.py": ([], "arguments to write down"),
-    "tune_a_csv_classifier.py": ([], "memory was decided by length"),
+    "tune_a_csv_classifier.py": (["--timeout", "20s"], "memory was decided by length"),
     "tune_a_trainer_subclass.py": ([], "samples/s"),
     "lora_on_a_decoder.py": (["--trials", "2"], "loss after 3 steps"),
     "replay_a_landscape.py": (["grid.json"], "regret against the best"),
