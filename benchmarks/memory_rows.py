@@ -46,7 +46,7 @@ def founding_name(row: dict[str, Any]) -> str:
 def of_its_day(row: dict[str, Any], era: bool) -> int:
     """Peak reserved bytes of a founding row: with the software of January 2022 (`era`), or torch 2 with eager attention and per-parameter AdamW."""
     from autofit.memory.replay import replay
-    from tests.memory.trace_era import trace_row
+    from tests.tracing.era import trace_row
 
     trace = trace_row(row, era=era)
     return replay(trace.events, trace.sizes).peak_reserved_bytes
@@ -56,8 +56,8 @@ def of_today(row: dict[str, Any]) -> int:
     """Peak reserved bytes of the row's TrainingArguments with the software installed here: what `autofit estimate --attn eager` says."""
     from autofit.memory.replay import replay
     from autofit.memory.request import TraceRequest
-    from autofit.memory.trace.run import trace
     from autofit.problem.spec import Workload
+    from autofit.tracing.run import trace
 
     config = TrialConfig(
         per_device_train_batch_size=row["per_device_train_batch_size"],
@@ -78,9 +78,10 @@ def of_today(row: dict[str, Any]) -> int:
 
 def cpu_step(name: str, how: str) -> tuple[int, int]:
     """(measured, traced) peak bytes of two real optimizer steps of a small model on this CPU, its parameters included."""
-    from autofit.memory.trace.record import trace_step
     from tests.memory.test_trace_exactness import CONFIGURATIONS
-    from tests.memory.trace_subjects import (
+
+    from autofit.tracing.record import trace_step
+    from tests.tracing.subjects import (
         ARCHITECTURES,
         make_subject,
         model_bytes,

@@ -31,7 +31,7 @@ FLOORS = (
     "results",
     "study",
     "workload",
-    "memory.trace",
+    "tracing",
     "children",
     "search",
     "reports",
@@ -39,7 +39,7 @@ FLOORS = (
 )
 GROUND = ("errors", "files", "kinds", "units")  #: modules below all packages: they import nothing of the package but each other
 ROOF = ("", "__main__", "testing")  #: what stands above or beside them
-CHILD_SIDE = ("autofit.workload", "autofit.memory.trace", "autofit.children")
+CHILD_SIDE = ("autofit.workload", "autofit.tracing", "autofit.children")
 
 
 @functools.cache
@@ -86,9 +86,9 @@ def child_side(module: str) -> bool:
 
 
 def floor_of(module: str) -> str:
-    """The package that a module belongs to, by its longest name in `FLOORS`; a module of the ground or the roof is its own."""
+    """The package that a module belongs to; a module of the ground or the roof is its own."""
     inside = module.removeprefix("autofit").removeprefix(".")
-    return max((f for f in FLOORS if f"{inside}.".startswith(f"{f}.")), key=len, default=inside)
+    return next((f for f in FLOORS if f"{inside}.".startswith(f"{f}.")), inside)
 
 
 PARENT_SIDE = sorted(name for name in modules() if not child_side(name))

@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Training
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from autofit.memory.request import TraceRequest, TraceUnavailable
-from autofit.memory.trace.run import trace
 from autofit.problem.adaptation import peft_config_json
 from autofit.problem.config import Precision
 from autofit.problem.spec import Workload
@@ -32,6 +31,7 @@ from autofit.results.export import export
 from autofit.results.result import TuneResult, load
 from autofit.search.baselines import plain_defaults
 from autofit.search.tuning import tune
+from autofit.tracing.run import trace
 from autofit.trials.runner import TrialRequest
 from autofit.trials.trial import Outcome
 from autofit.workload.user_arguments import argument_defaults, effective_defaults, own_class, trained_as

@@ -68,7 +68,7 @@ def _handler(kind: Kind) -> Handler:
         from autofit.workload.check import answer_check
 
         return answer_check
-    from autofit.memory.trace.estimate_worker import answer_estimate
+    from autofit.tracing.estimate_worker import answer_estimate
 
     return answer_estimate
 

@@ -23,7 +23,7 @@ from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import Workload
 
 Ask = Callable[[dict[str, Any]], dict[str, Any]]
-TRACING = ("memory", "workload")  #: packages whose sources decide what a trace holds
+TRACING = ("memory", "tracing", "workload")  #: packages whose sources decide what a trace holds
 STEERING = ("TORCH_CUDNN_SDPA_DEPRIORITIZED",)  #: environment variables of torch's that the trace follows
 VERSIONED = ("torch", "transformers", "accelerate", "bitsandbytes", "peft")
 SINGLE_TRACE_BATCHES, LAW_BATCHES = (1, 2, 4), (2, 4)
@@ -141,7 +141,7 @@ def collect(
     single: bool = False,
     patience_seconds: float | None = None,
 ) -> dict[str, ClassLaws]:
-    """Class -> laws, for all configurations. Those asked for together share traces, see `memory.trace.shared`.
+    """Class -> laws, for all configurations. Those asked for together share traces, see `tracing.shared`.
 
     Args:
         setting: what is trained and for which card.

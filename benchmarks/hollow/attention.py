@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tests.memory.attention_calls import LETTERS, calls
+from tests.tracing.attention_calls import LETTERS, calls
 
 COUNT, SEED = 1500, 1
 NAMES = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  #: values of `torch.nn.attention.SDPBackend`

@@ -15,11 +15,11 @@ from autofit.memory.events import Facts, Kind, Moment, Trace
 from autofit.memory.law import MemoryLaw
 from autofit.memory.repetition import Repetition, repetition_of
 from autofit.memory.replay import MOST_REPEATS, min_capacity, replay, survives
-from autofit.memory.trace.record import trace_step
 from autofit.memory.trace_builder import TraceBuilder
 from autofit.problem.config import Precision
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
+from autofit.tracing.record import trace_step
+from tests.tracing.child import in_child
+from tests.tracing.subjects import ARCHITECTURES, make_subject, settings_for
 
 MIB = 1 << 20
 LARGE = st.lists(st.integers(MIB + 1, 40 * MIB), min_size=1, max_size=5)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.memory.trace import costs
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.tracing import costs
 
 aten = torch.ops.aten
 BATCH, HEADS, LENGTH, WIDTH = 2, 8, 16, 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autofit.memory.trace.reductions import shared_sum, summed_rows
+from autofit.tracing.reductions import shared_sum, summed_rows
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 TAKEN = [

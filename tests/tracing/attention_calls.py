@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from autofit.memory.trace.sdpa import Call
+from autofit.tracing.sdpa import Call
 
 HEAD_SIZES = (8, 16, 20, 32, 36, 40, 60, 64, 72, 80, 96, 100, 104, 128, 136, 160, 192, 200, 224, 232, 256, 264)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

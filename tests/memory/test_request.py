@@ -17,10 +17,10 @@ from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw
 from autofit.memory.request import TraceRequest
 from autofit.memory.roofline import CostLaw
-from autofit.memory.trace import estimate_worker
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import Workload
-from tests.memory.trace_child import in_child, in_fresh_child
+from autofit.tracing import estimate_worker
+from tests.tracing.child import in_child, in_fresh_child
 
 SMALL = BertConfig(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99
@@ -166,7 +166,7 @@ class Packed(nn.Parameter):
 
 def test_weights_of_a_special_class_are_refused_by_name() -> None:
     from autofit.memory.request import TraceUnavailable
-    from autofit.memory.trace.subject import replace_tensors
+    from autofit.tracing.subject import replace_tensors
 
     model = nn.Linear(2, 2)
     model._parameters["weight"] = Packed(torch.ones(2, 2))
@@ -175,7 +175,7 @@ def test_weights_of_a_special_class_are_refused_by_name() -> None:
 
 
 def test_tied_weights_stay_tied() -> None:
-    from autofit.memory.trace.subject import replace_tensors
+    from autofit.tracing.subject import replace_tensors
 
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model[1].weight = model[0].weight
@@ -186,7 +186,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 def _padded_routes(padded: bool, attention: str | None) -> tuple[dict[str, int], Trace]:
-    from autofit.memory.trace.run import trace
+    from autofit.tracing.run import trace
 
     sent = request(
         workload=Workload(model="bert-tiny", seq_len=32, attn_implementation=attention), padded=padded
@@ -211,7 +211,7 @@ def test_an_operator_without_a_fake_kernel_is_named() -> None:
 
 
 def test_a_selection_by_label_is_taken_to_select_all_and_says_so() -> None:
-    from autofit.memory.trace.run import trace
+    from autofit.tracing.run import trace
 
     sent = request(workload=Workload(model="deberta-v3-base", seq_len=8))
     notes = in_child(trace, sent).facts.notes

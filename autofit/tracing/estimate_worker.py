@@ -20,8 +20,8 @@ from autofit.memory.events import Trace
 from autofit.memory.law import MemoryLaw, NotAffine
 from autofit.memory.request import OUT_OF_PATIENCE, TraceRequest, TraceUnavailable
 from autofit.memory.roofline import CostLaw
-from autofit.memory.trace.fork import outcomes
-from autofit.memory.trace.shared import Task, traces_of
+from autofit.tracing.fork import outcomes
+from autofit.tracing.shared import Task, traces_of
 
 BATCHES = (1, 2, 4)
 
@@ -100,7 +100,7 @@ def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
     Returns:
         How many copies may be made: none in a process that has traced already.
     """
-    from autofit.memory.trace import fake_device, run, subject
+    from autofit.tracing import fake_device, run, subject
 
     del run  # imported for what it imports
     if fake_device.self_test() is not None or fake_device.is_installed():
@@ -110,7 +110,7 @@ def _workers_after_preparing(request: TraceRequest, workers: int) -> int:
 
 
 def _trace(task: Task, *, watch: _Patience | None = None) -> Trace:
-    from autofit.memory.trace.run import trace
+    from autofit.tracing.run import trace
     from autofit.workload.sources import first_line
 
     if watch is not None:

@@ -10,10 +10,10 @@ from autofit.memory.events import Kind, Moment, Trace
 from autofit.memory.law import MemoryLaw
 from autofit.memory.replay import replay
 from autofit.memory.roofline import CostLaw
-from autofit.memory.trace.record import trace_step
 from autofit.problem.config import Precision
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
+from autofit.tracing.record import trace_step
+from tests.tracing.child import in_child
+from tests.tracing.subjects import ARCHITECTURES, make_subject, settings_for
 
 LENGTH = 128
 CASES: dict[str, dict[str, Any]] = {

@@ -15,15 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.memory.events import Kind, Trace
 from autofit.memory.request import TraceRequest, TraceUnavailable
-from autofit.memory.trace.record import trace_step
-from autofit.memory.trace.run import trace as trace_request
-from autofit.memory.trace.settings import StepSubject
-from autofit.memory.trace.subject import replace_tensors
 from autofit.problem.adaptation import adaptation_of
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import Workload
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import (
+from autofit.tracing.record import trace_step
+from autofit.tracing.run import trace as trace_request
+from autofit.tracing.settings import StepSubject
+from autofit.tracing.subject import replace_tensors
+from tests.tracing.child import in_child
+from tests.tracing.subjects import (
     ARCHITECTURES,
     Architecture,
     model_bytes,
@@ -74,7 +74,7 @@ def _adapted(name: str, **options: Any) -> Adapted:
 
 
 def _fake_subject(architecture: Architecture) -> Callable[[FakeTensorMode], StepSubject]:
-    """As `memory.trace.subject` makes it: the adapter is put on without memory, because peft moves its layers."""
+    """As `tracing.subject` makes it: the adapter is put on without memory, because peft moves its layers."""
 
     def make(mode: FakeTensorMode) -> StepSubject:
         with torch.device("meta"):

@@ -170,7 +170,7 @@ def try_out() -> None:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from autofit.memory.trace import kernels, patches
+    from autofit.tracing import kernels, patches
 
     install()
     kernels.register_missing_kernels()

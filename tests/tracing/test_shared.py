@@ -13,14 +13,14 @@ from autofit.errors import AutofitError
 from autofit.memory.events import Trace
 from autofit.memory.law import compare_structure
 from autofit.memory.request import TraceRequest, TraceUnavailable
-from autofit.memory.trace.shared import Task, traces_of
 from autofit.memory.updates import with_updates
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.space import DEFAULT_OPTIMS
 from autofit.problem.spec import Workload
+from autofit.tracing.shared import Task, traces_of
 from tests.memory.test_updates import Model, Optimizer, traced
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
+from tests.tracing.child import in_child
+from tests.tracing.subjects import ARCHITECTURES, make_subject, settings_for
 
 OPTIMS = ("adamw_torch_fused", "adamw_torch", "adafactor", "adamw_bnb_8bit")
 WORKLOAD = Workload(model="bert-tiny", seq_len=128)
@@ -142,7 +142,7 @@ STEPS: dict[str, dict[str, Any]] = {
 
 
 def _traced(name: str, optim: str, *, batch: int, precision: Precision, accumulation: int = 1, checkpointing: bool = True) -> Trace:
-    from autofit.memory.trace.record import trace_step
+    from autofit.tracing.record import trace_step
 
     arguments = {"optim": optim, "activation_checkpointing": checkpointing}
     settings = settings_for(batch=batch, length=64, arguments=arguments, precision=precision, accumulation=accumulation)
@@ -172,7 +172,7 @@ def test_steps_and_updates_of_real_models_make_the_trace_of_both(name: str) -> N
 
 
 def _adagrad() -> int:
-    from autofit.memory.trace import estimate_worker
+    from autofit.tracing import estimate_worker
 
     sent = [request(optim=OPTIMS[0]), request(optim="adagrad")]
     return sum(answer["law"] is not None for answer in estimate_worker.answer(sent, (2, 4)))
@@ -183,7 +183,7 @@ def test_an_optimizer_whose_states_are_born_before_the_first_step_has_a_law_all_
 
 
 def _late() -> list[str]:
-    from autofit.memory.trace import estimate_worker
+    from autofit.tracing import estimate_worker
 
     return [a["reason"] for a in estimate_worker.answer([request(), request(optim="adafactor")], (2, 4), patience_seconds=0.0)]
 

@@ -13,11 +13,11 @@ from transformers import Trainer
 from autofit.memory.events import Trace
 from autofit.memory.replay import replay
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace import trainer
-from autofit.memory.trace.record import trace_step
 from autofit.problem.config import Precision
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
+from autofit.tracing import trainer
+from autofit.tracing.record import trace_step
+from tests.tracing.child import in_child
+from tests.tracing.subjects import ARCHITECTURES, make_subject, settings_for
 
 BATCH, LENGTH = 4, 64
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from autofit.memory.trace import sdpa
+from autofit.tracing import sdpa
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from autofit.errors import UserError
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace.fork import outcomes
+from autofit.tracing.fork import outcomes
 
 
 def _square(number: int) -> int:

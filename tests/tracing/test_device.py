@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace import fake_device, kernels, patches
-from tests.memory.trace_child import in_child
+from autofit.tracing import fake_device, kernels, patches
+from tests.tracing.child import in_child
 
 
 def test_the_patches_work_in_a_throw_away_process() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from autofit.memory.replay import replay
 from autofit.units import MIB
-from tests.memory.trace_child import in_child
-from tests.memory.trace_era import trace_row
+from tests.tracing.child import in_child
+from tests.tracing.era import trace_row
 
 TABLES = {
     table["name"]: table

@@ -23,9 +23,9 @@ from transformers.trainer_pt_utils import LabelSmoother
 from autofit.errors import UserError
 from autofit.memory.events import Kind, Moment
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace import optimizers
-from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
-from autofit.memory.trace.tracer import StorageTracer
+from autofit.tracing import optimizers
+from autofit.tracing.settings import Batch, StepSettings, StepSubject
+from autofit.tracing.tracer import StorageTracer
 from autofit.workload.construct import without_adapters
 
 UNTRACEABLE = {

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autofit.memory.trace.record import trace_step
 from autofit.problem.config import Precision
-from tests.memory.trace_subjects import (
+from autofit.tracing.record import trace_step
+from tests.tracing.subjects import (
     ARCHITECTURES,
     make_subject,
     model_bytes,

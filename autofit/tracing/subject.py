@@ -24,14 +24,14 @@ from transformers.utils.generic import find_labels
 
 from autofit.errors import UserError
 from autofit.memory.request import TraceRequest, TraceUnavailable
-from autofit.memory.trace import quantised
-from autofit.memory.trace.record import build_model
-from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
 from autofit.problem.adaptation import AdapterKind
 from autofit.problem.arguments import explicit_arguments, model_arguments
 from autofit.problem.config import PRECISION_FACTS
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
+from autofit.tracing import quantised
+from autofit.tracing.record import build_model
+from autofit.tracing.settings import Batch, StepSettings, StepSubject
 from autofit.workload import adapters, batches, models
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows

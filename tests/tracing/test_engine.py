@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.memory.events import Moment
-from autofit.memory.trace.engine import EngineRules, calibrate
-from autofit.memory.trace.tracer import StorageTracer
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.tracing.engine import EngineRules, calibrate
+from autofit.tracing.tracer import StorageTracer
 
 SIZE = 4 * 1000  # bytes of the tensors below
 

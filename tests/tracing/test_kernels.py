@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from autofit.memory.events import Kind, Trace
-from autofit.memory.trace import kernels
-from autofit.memory.trace.kernels import Card
-from autofit.memory.trace.record import trace_step
+from autofit.tracing import kernels
+from autofit.tracing.kernels import Card
+from autofit.tracing.record import trace_step
 from autofit.units import MIB
-from tests.memory.trace_child import in_child
-from tests.memory.trace_subjects import ARCHITECTURES, make_subject, settings_for
+from tests.tracing.child import in_child
+from tests.tracing.subjects import ARCHITECTURES, make_subject, settings_for
 
 AMPERE = Card(capability=(8, 0))
 VOLTA = Card(capability=(7, 0))

@@ -6,8 +6,8 @@ import functools
 
 from autofit.memory.events import Trace
 from autofit.memory.request import TraceRequest
-from autofit.memory.trace import subject, trainer
-from autofit.memory.trace.record import Runner, run_loop, trace_step
+from autofit.tracing import subject, trainer
+from autofit.tracing.record import Runner, run_loop, trace_step
 
 
 def trace(request: TraceRequest, *, smooth: bool = False, costs: bool = True) -> Trace:

@@ -19,12 +19,12 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from autofit.memory.events import Trace
-from autofit.memory.trace import optimizers
-from autofit.memory.trace.loop import TrainingLoop
-from autofit.memory.trace.record import build_model, trace_step
-from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
-from autofit.memory.trace.tracer import StorageTracer
 from autofit.problem.config import Precision
+from autofit.tracing import optimizers
+from autofit.tracing.loop import TrainingLoop
+from autofit.tracing.record import build_model, trace_step
+from autofit.tracing.settings import Batch, StepSettings, StepSubject
+from autofit.tracing.tracer import StorageTracer
 
 aten = torch.ops.aten
 ATTENTION = "eager_of_2022"

@@ -14,10 +14,10 @@ from transformers import BertConfig, BertForSequenceClassification, MixtralConfi
 
 from autofit.memory.law import MemoryLaw
 from autofit.memory.request import TraceRequest
-from autofit.memory.trace import estimate_worker
 from autofit.problem.config import TrialConfig
 from autofit.problem.spec import Workload
-from tests.memory.trace_child import in_child
+from autofit.tracing import estimate_worker
+from tests.tracing.child import in_child
 
 SMALL = BertConfig(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=99

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autofit.memory.trace import sdpa
-from autofit.memory.trace.sdpa import Call, choose
-from tests.memory.attention_calls import calls
-from tests.memory.trace_child import in_child
+from autofit.tracing import sdpa
+from autofit.tracing.sdpa import Call, choose
+from tests.tracing.attention_calls import calls
+from tests.tracing.child import in_child
 
 
 def _call(
@@ -86,7 +86,7 @@ def test_cudnn_comes_last_for_those_who_say_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _routed(dtype: torch.dtype, dim: int, mask_dtype: torch.dtype | None, autocast: bool) -> tuple[Any, ...]:
-    from autofit.memory.trace import fake_device
+    from autofit.tracing import fake_device
 
     fake_device.install()
     routes: Counter[str] = Counter()

@@ -16,11 +16,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autofit.memory.events import Kind, Trace
-from autofit.memory.trace.loop import TrainingLoop
-from autofit.memory.trace.record import build_model
-from autofit.memory.trace.settings import Batch, StepSettings, StepSubject
-from autofit.memory.trace.tracer import StorageTracer
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.tracing.loop import TrainingLoop
+from autofit.tracing.record import build_model
+from autofit.tracing.settings import Batch, StepSettings, StepSubject
+from autofit.tracing.tracer import StorageTracer
 
 _SCRATCH_KERNELS = (
     "aten::mm",

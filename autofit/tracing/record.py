@@ -19,12 +19,12 @@ from torch._subclasses.fake_tensor import (
 
 from autofit.memory.events import Facts, Trace
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace import fake_device, kernels, patches
-from autofit.memory.trace.engine import EngineRules, calibrate
-from autofit.memory.trace.loop import TrainingLoop
-from autofit.memory.trace.settings import StepSettings, StepSubject
-from autofit.memory.trace.tracer import OperatorRefused, ScalarReader, StorageTracer
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.tracing import fake_device, kernels, patches
+from autofit.tracing.engine import EngineRules, calibrate
+from autofit.tracing.loop import TrainingLoop
+from autofit.tracing.settings import StepSettings, StepSubject
+from autofit.tracing.tracer import OperatorRefused, ScalarReader, StorageTracer
 
 Runner = Callable[[StepSubject, StepSettings, StorageTracer], None]
 _UNSUPPORTED = (

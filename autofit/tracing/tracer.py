@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.memory.events import Kind, Moment
-from autofit.memory.trace import costs, kernels
-from autofit.memory.trace.answers import RESULTS, answerable
-from autofit.memory.trace.engine import EngineRules
-from autofit.memory.trace.reductions import shared_sum, summed_rows
-from autofit.memory.trace.sdpa import torch_version
 from autofit.memory.trace_builder import TraceBuilder
+from autofit.tracing import costs, kernels
+from autofit.tracing.answers import RESULTS, answerable
+from autofit.tracing.engine import EngineRules
+from autofit.tracing.reductions import shared_sum, summed_rows
+from autofit.tracing.sdpa import torch_version
 
 aten = torch.ops.aten
 _SCALAR_READS = aten._local_scalar_dense.default

@@ -20,12 +20,12 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from autofit.memory.events import Kind, Moment
 from autofit.memory.request import TraceUnavailable
-from autofit.memory.trace.loop import UNTRACEABLE, in_loading_order, optimizer_tensors
-from autofit.memory.trace.optimizers import without_kernels
-from autofit.memory.trace.settings import StepSettings, StepSubject
-from autofit.memory.trace.tracer import StorageTracer
 from autofit.problem.arguments import SILENT_ARGUMENTS, checkpointing_name
 from autofit.processes.protocol import SCRATCH
+from autofit.tracing.loop import UNTRACEABLE, in_loading_order, optimizer_tensors
+from autofit.tracing.optimizers import without_kernels
+from autofit.tracing.settings import StepSettings, StepSubject
+from autofit.tracing.tracer import StorageTracer
 
 _OWN_ARGUMENTS: Mapping[str, Any] = {
     **SILENT_ARGUMENTS,
