@@ -202,8 +202,17 @@ def test_padding_and_the_attention_implementation_decide_the_kernel() -> None:
     assert in_child(_padded_routes, False, "eager")[0] == {}
 
 
-def test_an_operator_without_a_fake_kernel_is_named() -> None:
-    sent = request(workload=Workload(model="wav2vec2-base", seq_len=4000))
+class Choosy(BertForSequenceClassification):
+    """What it computes depends on its data."""
+
+    def forward(self, input_ids: torch.Tensor, **more: Any) -> Any:
+        rows = (input_ids > 3).nonzero()
+        return super().forward(input_ids + rows.numel(), **more)
+
+
+def test_an_operator_without_a_fake_kernel_is_named(tmp_path: Path) -> None:
+    (tmp_path / "objects.pkl").write_bytes(cloudpickle.dumps({"model": Choosy(SMALL)}))
+    sent = request(workload=Workload(model="<Choosy>", seq_len=32, objects_path=str(tmp_path / "objects.pkl")))
     answer = in_child(_answer, sent)
     assert answer["law"] is None
     assert answer["reason"].startswith("aten.")
