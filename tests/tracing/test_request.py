@@ -212,7 +212,7 @@ class Choosy(BertForSequenceClassification):
 
 def test_an_operator_without_a_fake_kernel_is_named(tmp_path: Path) -> None:
     (tmp_path / "objects.pkl").write_bytes(cloudpickle.dumps({"model": Choosy(SMALL)}))
-    sent = request(workload=Workload(model="<Choosy>", seq_len=32, objects_path=str(tmp_path / "objects.pkl")))
+    sent = request(workload=Workload(model="<Choosy>", task="sequence-classification", seq_len=32, objects_path=str(tmp_path / "objects.pkl")))
     answer = in_child(_answer, sent)
     assert answer["law"] is None
     assert answer["reason"].startswith("aten.")
