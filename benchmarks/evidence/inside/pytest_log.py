@@ -33,5 +33,5 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def _reason(report: Any) -> str:
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        return str(report.longrepr[2])
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
     return str(report.longrepr)[-3000:]
