@@ -23,6 +23,7 @@ from autofit.reports.report_trials import (
     sentence,
     unmeasured_lines,
 )
+from autofit.results.advisories import failed_confirmations
 from autofit.results.data_result import data_lines
 from autofit.results.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.results.knob_worth import measured
@@ -160,6 +161,8 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
     facts.append(
         "Confirmed in a run at full accumulation and longest length."
         if result.confirmed
+        else "Not confirmed: its run at full accumulation and longest length failed."
+        if failed_confirmations(result.best.config, result.trials)
         else "Not confirmed by a run at full accumulation and longest length."
     )
     if result.tied:

@@ -99,10 +99,14 @@ def _measured_row(
 
 
 def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
-    """One row per configuration without a speed: first those that did not fit, then those that failed, then those skipped."""
+    """One row per configuration without a speed: first those that did not fit, then those that failed, then those skipped. One that failed
+    in some of its runs and has a speed from others is among those that failed, once per role."""
     ended = []
     for key, records in by_config(result.trials).items():
-        if key not in found:
+        if key in found:
+            failed = [r for r in records if r.outcome is Outcome.FAILED and not r.interrupted]
+            ended += list({r.role: r for r in failed}.values())
+        else:
             # Without a failure of its own it completed in a precision that was then found unsound.
             told = [r for r in records if r.failure is not None] or records
             ended.append(min(told, key=lambda r: (standing(r), r.number)))
@@ -116,7 +120,10 @@ def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | 
             continue
         foretold = record.predicted_bytes is not None and record.outcome is not Outcome.SKIPPED
         predicted = f"predicted {format_bytes(record.predicted_bytes or 0)}" if foretold else ""
-        rows.append([str(record.number), record.config.label(), says(record.failure, predicted)])
+        said = says(record.failure, predicted)
+        if record.config.key() in found:
+            said = f"{ROLE_NAMES[record.role]} run, others completed: {said}"
+        rows.append([str(record.number), record.config.label(), said])
     columns = [
         Column(title="#", right=True),
         Column(title="configuration", folds=True),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from autofit.beliefs.speed import Observation
 from autofit.problem.config import TrialConfig
-from autofit.trials.trial import Outcome, Role, TrialRecord
+from autofit.trials.trial import Outcome, Role, TrialRecord, given_up
 
 CONFIDENCE = 0.95
 LEADER_CONFIDENCE = 0.99  #: one run each, minutes apart, is weak evidence against a leader
@@ -128,7 +128,7 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
     """Feasible configurations that their runs do not separate from the fastest, fastest first, few.
 
     The fastest of the search may have been lucky: once it has played, those that its search run alone kept out come in and catch up.
-    A configuration that failed twice in the play-off has left it.
+    A configuration that failed twice after the search leads no longer (see `given_up`).
     """
     groups: dict[TrialConfig, list[TrialRecord]] = {}
     for record in sorted(records, key=lambda r: r.number):
@@ -147,9 +147,8 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
 
 def _leader(group: Sequence[TrialRecord]) -> Leader | None:
     """The runs of one configuration; None when it never completed, was infeasible in any run, or left the play-off."""
-    failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED and not r.interrupted for r in group)
     runs = [r for r in group if r.outcome is Outcome.COMPLETED]
-    if not runs or failures > 1 or any(r.outcome is Outcome.INFEASIBLE for r in group):
+    if not runs or given_up(group) or any(r.outcome is Outcome.INFEASIBLE for r in group):
         return None
     first = next((r for r in runs if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)), runs[0])
     # The confirmation runs the winner alone, for longer: what it takes must not change the order among those that are tied.
