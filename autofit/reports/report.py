@@ -168,9 +168,9 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
     if result.tied:
         shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
         others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
-        facts.append(
-            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise.{_why_first(result)}"
-        )
+        told = f"{'; '.join(shown)}{others}"
+        tie = f"Tied with {told}: no slower beyond the noise." if result.settled else f"Not separated yet from {told}: the play-off ended too early."
+        facts.append(tie + _why_first(result))
     facts += after_lines(result)
     checked = checked_sentence(result.soundness, result.best.config.precision)
     if checked is not None:

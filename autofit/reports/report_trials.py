@@ -61,7 +61,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     lines = text_table([columns[i] for i in kept], cells, width, gap=2 if wide else 1)
     legend = ["* the winner"]
     if result.tied:
-        legend.append("= tied with it")
+        legend.append("= tied with it" if result.settled else "= not separated from it yet")
     if any(result.changes(e.config) for e in ranked[:limit]):
         legend.append(f"~ changes the mathematics of training (against {result.reference_optim})")
     if any(row[-1] for row in rows):

@@ -57,6 +57,7 @@ def assemble(
     result = TuneResult(
         best=best,
         confirmed=finding.confirmed,
+        settled=finding.settled,
         tied=tuple(known[c.key()] for c in finding.tied if c != finding.winner and c.key() in known),
         baselines=baselines,
         speedup=speedup,

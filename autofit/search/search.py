@@ -250,7 +250,7 @@ class Search:
         if playoff.find_leaders(records):
             return playoff.decide(records, tolerance=self._terms.tolerance, keeps=self._keeps)
         others = [r for r in records if r.role not in AFTER_SEARCH or r.outcome is not Outcome.FAILED]
-        return replace(playoff.decide(others, tolerance=self._terms.tolerance, keeps=self._keeps), next_round=())
+        return replace(playoff.decide(others, tolerance=self._terms.tolerance, keeps=self._keeps), next_round=(), settled=False)
 
     def _confirm(self) -> None:
         """Run the winner at full accumulation and longest length. One that does not fit, or crashes again, makes place for the next."""
@@ -291,6 +291,7 @@ class Search:
         return Finding(
             winner=verdict.winner,
             tied=verdict.tied,
+            settled=verdict.settled,
             confirmed=self._confirmed(verdict.winner),
             stopped="interrupted" if interrupted else self._why_stopped(),
             interrupted=interrupted,

@@ -249,6 +249,15 @@ def test_runs_that_failed_are_listed_though_others_of_the_configuration_complete
     assert "Not confirmed: its run at full accumulation and longest length failed." in standing_lines(unconfirmed, 100)
 
 
+def test_a_playoff_that_ended_too_early_is_not_called_a_tie() -> None:
+    result = dataclasses.replace(result_of(), settled=False)
+    said = " ".join(standing_lines(result, 100))
+    assert f"Not separated yet from {TIED.label()}" in said
+    assert "beyond the noise" not in said
+    assert "= not separated from it yet" in "\n".join(measured_lines(result, measured(result), 140, None))
+    assert TuneResult.from_json(result.to_json()) == result
+
+
 def test_long_tables_are_cut_and_say_how_many_more_and_where() -> None:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     given = [make_record(i, make_config(b), 10.0 + b) for i, b in enumerate(sizes)]
