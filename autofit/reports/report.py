@@ -137,7 +137,9 @@ def comparison(name: str, baseline: Baseline, result: TuneResult) -> str:
         return _without(said, baseline.note or "was not measured")
     if baseline.config == result.best.config:
         return f"the same as {said}"
-    noise = " (within the noise)" if baseline.estimate.interval.overlaps(result.best.interval) else ""
+    own, best = baseline.estimate.interval, result.best.interval
+    noise = " (within the noise)" if own.overlaps(best) else ""
+    noise = noise if own.known and best.known else " (from one sample)"
     return f"{format_factor(ratio)} {said}{noise}"
 
 

@@ -89,6 +89,8 @@ def _measured_row(
         (
             ""
             if interval.low == interval.high
+            else "?"
+            if not interval.known
             else f"{(interval.high - interval.low) / 2 / speed:.1%}".replace("%", " %"),
             format_interval(interval),
         ),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.problem.config import Precision, TrialConfig
-from autofit.trials.measurement import Interval, Memory, pooled_interval
+from autofit.trials.measurement import UNKNOWN, Interval, Memory, pooled_interval
 from autofit.trials.soundness import departed
 from autofit.trials.trial import Outcome, Role, TrialRecord
 
@@ -94,10 +94,12 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
 
 def _interval(records: Sequence[TrialRecord], speeds: Sequence[float]) -> Interval:
     """Of the mean over runs where there are three or more; else the hull of the runs and of their own intervals (a t interval over
-    two runs would say nothing)."""
+    two runs says little, and is taken where neither run shows its own spread)."""
     if len(speeds) >= 3:
         return pooled_interval(speeds)
-    within = [r.interval for r in records if r.interval is not None]
+    within = [i for r in records if (i := r.interval) is not None and i.known]
+    if not within:
+        return pooled_interval(speeds) if len(speeds) > 1 else UNKNOWN
     return Interval(
         low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)])
     )
