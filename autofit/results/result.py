@@ -260,11 +260,21 @@ class TuneResult:
                 reference_optim=(data.get("numerics") or {}).get("reference_optim") or KNOWN_DEFAULTS["optim"],
             )
             check_kinds(result)
+            _check_best(result)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UserError) as error:
             raise FileFormatError(
                 f"the result file cannot be read: {error!r}", hint="was it edited by hand?"
             ) from None
         return result
+
+
+def _check_best(result: TuneResult) -> None:
+    """Raise ValueError where the winner is none of the trials, or has another effective batch than was asked for."""
+    config, wanted = result.best.config, result.spec.effective_batch
+    if config.effective_batch() != wanted:
+        raise ValueError(f"best.config has effective batch {config.effective_batch()}, the search was for {wanted}")
+    if all(record.config != config for record in result.trials):
+        raise ValueError(f"best.config ({config.label()}) is none of the trials")
 
 
 def load(path: str | Path) -> TuneResult:

@@ -46,8 +46,12 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """Inverse of `to_json`; unknown keys are ignored."""
-        return cls(
+        """Inverse of `to_json`; unknown keys are ignored.
+
+        Raises:
+            ValueError: a speed that no run can have, or an interval with its ends exchanged.
+        """
+        found = cls(
             config=TrialConfig.from_json(data["config"]),
             samples_per_second=data["samples_per_second"],
             tokens_per_second=data["tokens_per_second"],
@@ -55,6 +59,10 @@ class Estimate:
             runs=data["runs"],
             memory=Memory(**data["memory"]),
         )
+        speeds = (found.samples_per_second, 1.0 if found.tokens_per_second is None else found.tokens_per_second)
+        if not min(speeds) > 0 or not 0 <= found.interval.low <= found.interval.high or found.runs < 1:
+            raise ValueError(f"no run of {found.config.label()} has {min(speeds)} a second, from {found.interval.low} to {found.interval.high}, over {found.runs} runs")
+        return found
 
 
 def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:

@@ -18,7 +18,7 @@ from typing import Any
 from autofit.devices.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
-from autofit.kinds import check_kinds
+from autofit.kinds import check_kinds, check_numbers
 from autofit.problem.config import TrialConfig
 from autofit.trials.measurement import Measurement, Memory
 from autofit.trials.trial import AFTER_SEARCH
@@ -191,6 +191,10 @@ class Landscape:
             raise FileFormatError(
                 f"landscape version {version!r} is not readable here", hint="upgrade autofit"
             )
+        try:
+            check_numbers({name: value for name, value in data.items() if name != "points"})
+        except ValueError as error:
+            raise FileFormatError(f"the landscape is not readable: {error}") from None
         raw_points = data.get("points")
         if not isinstance(raw_points, list):
             raise FileFormatError("the landscape has no list of points")

@@ -16,12 +16,12 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autofit.errors import UserError
+from autofit.kinds import LARGEST
 from autofit.trials.spread import PartError, log_half, part_error
 from autofit.trials.spread import t_quantile as t_quantile
 from autofit.trials.uneven import BatchSizes, at_mean_batch, mean_batch_error
@@ -76,7 +76,7 @@ class Interval:
         return self.low <= other.high and other.low <= self.high
 
 
-UNKNOWN = Interval(low=0.0, high=sys.float_info.max)  #: of one sample
+UNKNOWN = Interval(low=0.0, high=LARGEST)  #: of one sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,8 @@ class Measurement:
         speed = self.samples_per_second(
             per_device_train_batch_size=per_device_train_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
         )
-        return Interval(low=speed * math.exp(-half), high=speed * math.exp(half))
+        high = speed * math.exp(half)
+        return Interval(low=speed * math.exp(-half), high=high) if high < UNKNOWN.high else UNKNOWN
 
     def parts(self, accumulation: int) -> list[tuple[float, float, Sequence[float], PartError | None]]:
         """Parts of an optimizer step as `log_half` takes them."""
