@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-
 LARGEST = 1e18  #: beyond it no bytes, seconds or speeds are, and sums of them overflow
 WIDEST_INT = 2**64  #: seeds and digests are no quantities
 

@@ -164,7 +164,9 @@ def _worth(knob: str, worth: ValueWorth) -> str:
     name = knob_value(knob, worth.value)
     if worth.relative is not None:
         return f"{name} {worth.relative:.2f}"
-    what = "train soundly" if worth.unsound else "fit" if worth.misfits else "complete"
+    if worth.departed and not worth.unsound and knob != "precision":
+        return f"{name} ran only in a precision that departs from fp32"
+    what = "train soundly" if worth.unsound or worth.departed else "fit" if worth.misfits else "complete"
     return f"{name} did not {what}"
 
 
@@ -262,7 +264,7 @@ def _label(config: Any) -> str:
 def cost_lines(result: TuneResult, width: int) -> list[str]:
     """What the search cost and when it has paid for itself."""
     cost = result.cost
-    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) and not r.after_search for r in result.trials)
+    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) and not r.after_search and not r.interrupted for r in result.trials)
     after = after_trials(result)
     parts = [f"{cost.trials} to search", f"{settling} to settle ties and to confirm" if settling else ""]
     parts += [f"{after} on the winner's loader and evaluation" if after else ""]

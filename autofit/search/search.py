@@ -167,6 +167,8 @@ class Search:
             if inside:
                 self._study.enqueue(config)
                 self._trials.carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
+            elif self._budget.last_trial(self._records):
+                return  # it is for what was asked for
             else:
                 self._trials.add(config, role, OUTSIDE)
 

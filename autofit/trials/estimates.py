@@ -59,9 +59,12 @@ class Estimate:
             runs=data["runs"],
             memory=Memory(**data["memory"]),
         )
-        speeds = (found.samples_per_second, 1.0 if found.tokens_per_second is None else found.tokens_per_second)
-        if not min(speeds) > 0 or not 0 <= found.interval.low <= found.interval.high or found.runs < 1:
-            raise ValueError(f"no run of {found.config.label()} has {min(speeds)} a second, from {found.interval.low} to {found.interval.high}, over {found.runs} runs")
+        for name in ("samples_per_second", "tokens_per_second", "runs"):
+            value = getattr(found, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} of {found.config.label()} is {value!r}")
+        if not 0 <= found.interval.low <= found.interval.high:
+            raise ValueError(f"the interval of {found.config.label()} is from {found.interval.low!r} to {found.interval.high!r}")
         return found
 
 

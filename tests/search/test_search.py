@@ -502,9 +502,35 @@ def test_a_time_limit_of_one_trial_is_a_failure_of_that_trial() -> None:
 def test_a_budget_within_which_nothing_completed_is_not_nothing_fits() -> None:
     limit = needed_bytes(GRID)[plain_defaults(64, FUSED)] - 1
     prepared = prepare(GRID, limit=limit, trials=1)
-    with refused("budget of 1 trials is spent, and no trial has completed", hint="--trials") as caught:
+    with refused("budget of 1 trials is spent, and no trial completed", hint="--trials") as caught:
         prepared.run()
     assert caught.value.exit_code == UserError.exit_code
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_baselines_that_were_not_asked_for_leave_a_trial_for_what_was(sampler: str, trials: int) -> None:
+    narrow = simulated_landscape(64, precisions=(Precision.BF16,), optims=("adafactor",))
+    outside = {plain_defaults(64, FUSED), *(config(size) for size in (1, 2, 4, 8, 16, 32, 64))}
+    played = play(
+        narrow,
+        sampler=sampler,
+        trials=trials,
+        baselines_outside_space=True,
+        script=lambda request, _: instant(request.config) if request.config in outside else None,
+    )
+    assert played.finding is not None
+    assert played.finding.winner.optim == "adafactor"
+    ran = played.asked(*BEFORE_PLAYOFF)
+    assert len(ran) <= trials
+    assert sum(c in outside for c in ran) <= trials - 1
+
+
+def test_what_completed_and_was_lost_again_is_not_said_to_be_a_baseline() -> None:
+    script: Script = lambda request, _: failed(Reason.OUT_OF_MEMORY, "CUDA out of memory") if request.full_length else None  # noqa: E731
+    prepared = prepare(GRID, script=script, trials=1)
+    with refused("the only configuration that completed did not hold when it was run again or checked: 8x8 fp32 .*CUDA out of memory"):
+        prepared.run()
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------
