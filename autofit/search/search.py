@@ -259,7 +259,9 @@ class Search:
         while estimates(self._candidates):
             winner = self._verdict().winner
             own = [r for r in self._records if r.config == winner and r.role is Role.CONFIRMATION]
-            if self._confirmed(winner) or failed_for_good(own) or never_confirmed(self._records):
+            if never_confirmed(self._records):
+                self._cut_short = "; the winners so far crashed where they were confirmed, and no further one was tried"
+            if self._cut_short or self._confirmed(winner) or failed_for_good(own):
                 return
             self._trials.check_budget(1.0)
             record = self._trials.add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)

@@ -716,6 +716,7 @@ def test_where_every_confirmation_crashes_the_search_does_not_try_them_all() -> 
     assert played.finding is not None
     assert not played.finding.confirmed
     assert len(played.asked(Role.CONFIRMATION)) == 2 * FAILURES_ALIKE
+    assert "crashed where they were confirmed" in played.finding.stopped
 
 
 def test_a_confirmation_that_crashed_once_is_run_again() -> None:
@@ -727,7 +728,7 @@ def test_a_confirmation_that_crashed_once_is_run_again() -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 8, 10])
-@pytest.mark.parametrize("reason", [Reason.OUT_OF_MEMORY, Reason.CRASH])
+@pytest.mark.parametrize("reason", [Reason.OUT_OF_MEMORY, Reason.CRASH, Reason.NON_FINITE_LOSS])
 def test_a_leader_that_is_lost_in_the_playoff_reopens_the_search(seed: int, reason: Reason) -> None:
     landscape = simulated_landscape(
         64, precisions=(Precision.BF16, Precision.FP16, Precision.FP32), optims=(FUSED,), jitter=0.02, update_seconds=0.0005,
