@@ -29,12 +29,17 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that no file can have
         raise FileFormatError(f"{what} file {str(path)!r} cannot be read: {_reason(error)}") from None
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise FileFormatError(f"{what} file {str(path)!r} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise FileFormatError(f"{what} file {str(path)!r} holds a {type(data).__name__}, not an object")
     return data
+
+
+def _no_constant(name: str) -> float:
+    """NaN and Infinity, which Python reads and JSON does not know."""
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:

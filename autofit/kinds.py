@@ -1,4 +1,4 @@
-"""Whether what was read from a file is of the kinds that its dataclasses declare.
+"""Whether what was read from a file is of the kinds that its dataclasses declare, and its numbers are numbers.
 
 Dataclasses do not look at what they are given, and a file edited by hand would fail far from its cause, as a traceback in a report. Only the
 kinds of annotations that the files' classes use are known here; anything else passes.
@@ -11,6 +11,31 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+LARGEST = 1e18  #: beyond it no bytes, seconds or speeds are, and sums of them overflow
+WIDEST_INT = 2**64  #: seeds and digests are no quantities
+
+
+def check_numbers(data: Any, where: str = "") -> None:
+    """Check every number in JSON data, however deep: finite, and of a size that can be computed with.
+
+    Args:
+        data: objects, lists and values.
+        where: its place, for the message.
+
+    Raises:
+        ValueError: the first number that is not, by its path.
+    """
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            check_numbers(value, f"{where}.{name}" if where else str(name))
+    elif isinstance(data, list):
+        for place, value in enumerate(data):
+            check_numbers(value, f"{where}[{place}]")
+    elif isinstance(data, int) and abs(data) > WIDEST_INT:
+        raise ValueError(f"{where} is a number of {len(bin(abs(data))) - 2} bits")
+    elif isinstance(data, float) and not abs(data) <= LARGEST:
+        raise ValueError(f"{where} is {data!r}")
 
 
 def check_kinds(value: Any, where: str = "") -> None:

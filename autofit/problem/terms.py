@@ -53,6 +53,7 @@ class Finding:
         seconds: wall time.
         hand_recipe: the largest power of two known to fit; None when none.
         no_recipe: why there is none.
+        settled: whether the play-off went on until those tied were known to be as fast as each other.
     """
 
     winner: TrialConfig
@@ -63,3 +64,4 @@ class Finding:
     seconds: float
     hand_recipe: TrialConfig | None
     no_recipe: str | None = None
+    settled: bool = True

@@ -92,6 +92,8 @@ class Tally:
         before = self.best
         if record.outcome is Outcome.SKIPPED:
             self.skipped += 1
+        elif record.interrupted:  # the budget does not count it
+            pass
         elif record.role in COUNTED:
             self.ran += 1
         else:

@@ -23,6 +23,7 @@ from autofit.reports.report_trials import (
     sentence,
     unmeasured_lines,
 )
+from autofit.results.advisories import failed_confirmations
 from autofit.results.data_result import data_lines
 from autofit.results.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.results.knob_worth import measured
@@ -136,7 +137,9 @@ def comparison(name: str, baseline: Baseline, result: TuneResult) -> str:
         return _without(said, baseline.note or "was not measured")
     if baseline.config == result.best.config:
         return f"the same as {said}"
-    noise = " (within the noise)" if baseline.estimate.interval.overlaps(result.best.interval) else ""
+    own, best = baseline.estimate.interval, result.best.interval
+    noise = " (within the noise)" if own.overlaps(best) else ""
+    noise = noise if own.known and best.known else " (from one sample)"
     return f"{format_factor(ratio)} {said}{noise}"
 
 
@@ -160,14 +163,16 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
     facts.append(
         "Confirmed in a run at full accumulation and longest length."
         if result.confirmed
+        else "Not confirmed: its run at full accumulation and longest length failed."
+        if failed_confirmations(result.best.config, result.trials)
         else "Not confirmed by a run at full accumulation and longest length."
     )
     if result.tied:
         shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
         others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
-        facts.append(
-            f"Tied with {'; '.join(shown)}{others}: no slower beyond the noise.{_why_first(result)}"
-        )
+        told = f"{'; '.join(shown)}{others}"
+        tie = f"Tied with {told}: no slower beyond the noise." if result.settled else f"Not separated yet from {told}: the play-off ended too early."
+        facts.append(tie + _why_first(result))
     facts += after_lines(result)
     checked = checked_sentence(result.soundness, result.best.config.precision)
     if checked is not None:

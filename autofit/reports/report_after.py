@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.problem.config import TrialConfig
 from autofit.results.evaluation import Evaluation
-from autofit.results.loader import kept_settings, wait_share
+from autofit.results.loader import kept_settings, lost_settings, wait_share
 from autofit.results.result import TuneResult, estimates
 from autofit.results.wording import format_factor, format_speed
 from autofit.trials.trial import EVAL_BATCH, LOADER_KNOBS, Outcome, Role, TrialRecord
@@ -25,8 +25,12 @@ def loader_line(result: TuneResult) -> str | None:
     waited = f"waiting for data took {_share(base, result):.0%} of the winner's time".replace("%", " %")
     kept = kept_settings(result.best.config)
     if not kept:
+        lost = lost_settings(result.best.config, result.trials)
+        if lost is not None:
+            settings = ", ".join(f"{name}={value}" for name, value in lost.settings)
+            return f"Loader: {waited}; with {settings} it was {format_factor(lost.factor)} as fast, but {lost.cause}."
         names = ", ".join(_said(r) for r in tried)
-        return f"Loader: {waited}; none of the settings tried was faster ({names})."
+        return f"Loader: {waited}; none of the settings tried was faster beyond the noise ({names})."
     before = estimates(result.trials).get(base.key())
     settings = ", ".join(f"{name}={value}" for name, value in kept)
     if before is None:

@@ -61,7 +61,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     lines = text_table([columns[i] for i in kept], cells, width, gap=2 if wide else 1)
     legend = ["* the winner"]
     if result.tied:
-        legend.append("= tied with it")
+        legend.append("= tied with it" if result.settled else "= not separated from it yet")
     if any(result.changes(e.config) for e in ranked[:limit]):
         legend.append(f"~ changes the mathematics of training (against {result.reference_optim})")
     if any(row[-1] for row in rows):
@@ -89,6 +89,8 @@ def _measured_row(
         (
             ""
             if interval.low == interval.high
+            else "?"
+            if not interval.known
             else f"{(interval.high - interval.low) / 2 / speed:.1%}".replace("%", " %"),
             format_interval(interval),
         ),
@@ -99,10 +101,14 @@ def _measured_row(
 
 
 def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
-    """One row per configuration without a speed: first those that did not fit, then those that failed, then those skipped."""
+    """One row per configuration without a speed: first those that did not fit, then those that failed, then those skipped. One that failed
+    in some of its runs and has a speed from others is among those that failed, once per role."""
     ended = []
     for key, records in by_config(result.trials).items():
-        if key not in found:
+        if key in found:
+            failed = [r for r in records if r.outcome is Outcome.FAILED and not r.interrupted]
+            ended += list({r.role: r for r in failed}.values())
+        else:
             # Without a failure of its own it completed in a precision that was then found unsound.
             told = [r for r in records if r.failure is not None] or records
             ended.append(min(told, key=lambda r: (standing(r), r.number)))
@@ -116,7 +122,10 @@ def unmeasured_lines(result: TuneResult, found: Found, width: int, limit: int | 
             continue
         foretold = record.predicted_bytes is not None and record.outcome is not Outcome.SKIPPED
         predicted = f"predicted {format_bytes(record.predicted_bytes or 0)}" if foretold else ""
-        rows.append([str(record.number), record.config.label(), says(record.failure, predicted)])
+        said = says(record.failure, predicted)
+        if record.config.key() in found:
+            said = f"{ROLE_NAMES[record.role]} run, others completed: {said}"
+        rows.append([str(record.number), record.config.label(), said])
     columns = [
         Column(title="#", right=True),
         Column(title="configuration", folds=True),
@@ -155,7 +164,9 @@ def _worth(knob: str, worth: ValueWorth) -> str:
     name = knob_value(knob, worth.value)
     if worth.relative is not None:
         return f"{name} {worth.relative:.2f}"
-    what = "train soundly" if worth.unsound else "fit" if worth.misfits else "complete"
+    if worth.departed and not worth.unsound and knob != "precision":
+        return f"{name} ran only in a precision that departs from fp32"
+    what = "train soundly" if worth.unsound or worth.departed else "fit" if worth.misfits else "complete"
     return f"{name} did not {what}"
 
 
@@ -253,7 +264,7 @@ def _label(config: Any) -> str:
 def cost_lines(result: TuneResult, width: int) -> list[str]:
     """What the search cost and when it has paid for itself."""
     cost = result.cost
-    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) and not r.after_search for r in result.trials)
+    settling = sum(r.role in (Role.PLAYOFF, Role.CONFIRMATION) and not r.after_search and not r.interrupted for r in result.trials)
     after = after_trials(result)
     parts = [f"{cost.trials} to search", f"{settling} to settle ties and to confirm" if settling else ""]
     parts += [f"{after} on the winner's loader and evaluation" if after else ""]

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from autofit.devices.device import Device
-from autofit.problem.config import Precision
+from autofit.problem.config import Precision, TrialConfig
 from autofit.results.result import Estimate, TuneResult, Warning
-from autofit.results.wording import format_percent, format_speed
+from autofit.results.wording import format_percent, format_speed, says
 from autofit.trials.trial import LOADER_KNOBS, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
 
@@ -52,13 +52,7 @@ def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool
             Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
         )
     if not confirmed:
-        found.append(
-            Warning(
-                code="not_confirmed",
-                message="the winner was not run at full accumulation and longest length",
-                next_step="autofit confirm best.json",
-            )
-        )
+        found.append(_not_confirmed(best, records))
     late = sum(int(((r.measurement.facts or {}).get("compile") or {}).get("measured_steps_that_compiled", 0)) for r in own if r.measurement)
     if late:
         found.append(
@@ -76,6 +70,22 @@ def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool
             )
         )
     return found
+
+
+def failed_confirmations(config: TrialConfig, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Runs of a configuration at full accumulation and longest length that ended with a failure of their own."""
+    own = [r for r in records if r.config == config and r.role is Role.CONFIRMATION]
+    return [r for r in own if r.failure is not None and not r.interrupted]
+
+
+def _not_confirmed(best: Estimate, records: Sequence[TrialRecord]) -> Warning:
+    failed = failed_confirmations(best.config, records)
+    message, step = "the winner completed no run at full accumulation and longest length", "autofit confirm best.json"
+    if failed and failed[-1].failure is not None:
+        times = f" {len(failed)} times" if len(failed) > 1 else ""
+        message = f"the winner was run{times} at full accumulation and longest length, and failed: {says(failed[-1].failure)}"
+        step = "look at trials[].failure in the result file before you train with it; autofit confirm best.json runs it again"
+    return Warning(code="not_confirmed", message=message, next_step=step)
 
 
 def of_records(records: Sequence[TrialRecord]) -> list[Warning]:

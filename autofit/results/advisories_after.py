@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from autofit.problem.config import TrialConfig
 from autofit.results.evaluation import Evaluation, batch_of
-from autofit.results.loader import kept_settings
+from autofit.results.loader import kept_settings, lost_settings
 from autofit.results.result import Warning
+from autofit.results.wording import format_factor
 from autofit.trials.trial import EVAL_BATCH, Role, TrialRecord
 
 
@@ -25,7 +26,7 @@ def of_loader(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warni
         )
         for settings, cause in found.items()
     ]
-    return [*_late(winner), *failed]
+    return [*_late(winner), *_lost(winner, records), *failed]
 
 
 def _late(winner: TrialConfig) -> list[Warning]:
@@ -36,6 +37,20 @@ def _late(winner: TrialConfig) -> list[Warning]:
             code="loader_late",
             message="the configurations were compared while the loader held them back: another may be faster now that it does not",
             next_step=f"search once more with {_settings(winner)} in your own TrainingArguments",
+        )
+    ]
+
+
+def _lost(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warning]:
+    lost = lost_settings(winner, records)
+    if lost is None:
+        return []
+    settings = ", ".join(f"{name}={value}" for name, value in lost.settings)
+    return [
+        Warning(
+            code="loader_lost",
+            message=f"with {settings} the winner was {format_factor(lost.factor)} as fast, but {lost.cause}: it is no part of the answer",
+            next_step="search once more with it in your own TrainingArguments",
         )
     ]
 

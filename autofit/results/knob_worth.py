@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autofit.beliefs.predict import is_memory_failure
-from autofit.problem.config import Scalar, TrialConfig
-from autofit.results.result import Estimate, TuneResult, estimates
-from autofit.trials.trial import Outcome, TrialRecord
+from autofit.problem.config import Precision, Scalar, TrialConfig
+from autofit.results.result import Estimate, TuneResult, by_config, estimates
+from autofit.trials.soundness import departed
+from autofit.trials.trial import Outcome, Reason, TrialRecord
 
 BATCH = "per_device_train_batch_size"
 SIZES_FOR_BEND = 4
@@ -52,6 +53,7 @@ class ValueWorth:
         best: the fastest feasible configuration with this value; None when none completed.
         relative: its speed as a share of the winner's; None when none completed.
         completed, misfits, unsound: configurations with this value that completed, did not fit, or fitted and trained unsoundly.
+        departed: that completed, in a precision that was found to depart from fp32.
     """
 
     value: Scalar
@@ -60,6 +62,7 @@ class ValueWorth:
     completed: int
     misfits: int
     unsound: int
+    departed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +132,14 @@ def knob_worths(result: TuneResult, found: Mapping[str, Estimate] | None = None)
         found: `measured(result)`, where it is at hand.
     """
     found = measured(result) if found is None else found
-    ran = {r.config.key(): r for r in result.trials if r.outcome is not Outcome.SKIPPED}
-    names = dict.fromkeys(name for r in ran.values() for name in knobs_of(r.config))
+    ran = list(by_config([r for r in result.trials if r.outcome is not Outcome.SKIPPED]).values())
+    unsound = departed(result.trials)
+    names = dict.fromkeys(name for group in ran for name in knobs_of(group[0].config))
     worths = []
     for name in names:
-        values = dict.fromkeys(knobs_of(r.config).get(name) for r in ran.values())
+        values = dict.fromkeys(knobs_of(group[0].config).get(name) for group in ran)
         if len(values) > 1:
-            each = [_value_worth(name, value, found, list(ran.values()), result.best) for value in values]
+            each = [_value_worth(name, value, found, ran, result.best, unsound) for value in values]
             each.sort(key=lambda w: (-(w.relative or 0.0), str(w.value)))
             worths.append(KnobWorth(knob=name, values=tuple(each)))
     return tuple(worths)
@@ -157,9 +161,14 @@ def waterfall(result: TuneResult, found: Mapping[str, Estimate] | None = None) -
 
 
 def _value_worth(
-    knob: str, value: Scalar, found: Mapping[str, Estimate], ran: Sequence[TrialRecord], winner: Estimate
+    knob: str,
+    value: Scalar,
+    found: Mapping[str, Estimate],
+    ran: Sequence[Sequence[TrialRecord]],
+    winner: Estimate,
+    departing: Collection[Precision],
 ) -> ValueWorth:
-    having = [r for r in ran if knobs_of(r.config).get(knob) == value]
+    having = [group for group in ran if knobs_of(group[0].config).get(knob) == value]
     completed = [e for e in found.values() if knobs_of(e.config).get(knob) == value]
     best = max(completed, key=lambda e: e.samples_per_second) if completed else None
     if value == knobs_of(winner.config).get(knob):
@@ -169,9 +178,16 @@ def _value_worth(
         best=best,
         relative=None if best is None else best.samples_per_second / winner.samples_per_second,
         completed=len(completed),
-        misfits=sum(map(is_memory_failure, having)),
-        unsound=sum(r.outcome is Outcome.INFEASIBLE and not is_memory_failure(r) for r in having),
+        misfits=sum(any(map(is_memory_failure, group)) for group in having),
+        unsound=sum(any(_unsound(r) for r in group) for group in having),
+        departed=sum(group[0].config.precision in departing and not all(r.outcome is Outcome.FAILED or is_memory_failure(r) for r in group) for group in having),
     )
+
+
+def _unsound(record: TrialRecord) -> bool:
+    """Whether a trial ran, fitted, and must not win; a precision that departs is counted by itself."""
+    own = record.failure is not None and record.failure.reason is not Reason.DEPARTS_FROM_FP32
+    return record.outcome is Outcome.INFEASIBLE and own and not is_memory_failure(record)
 
 
 def _walk(name: str, start: Estimate, end: Estimate, found: Sequence[Estimate]) -> Waterfall:

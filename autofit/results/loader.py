@@ -8,10 +8,11 @@ starting them costs more than the tolerance of an epoch, and the trial is not sl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.problem.config import Scalar, TrialConfig
+from autofit.results.wording import says
 from autofit.trials.estimates import estimates
 from autofit.trials.measurement import Interval
 from autofit.trials.trial import LOADER_KNOBS, Outcome, Role, TrialRecord
@@ -65,7 +66,7 @@ def next_step(
         cuda: whether batches are copied to a card (else pinning them has no use).
         tolerance: relative speed difference that does not matter.
     """
-    start = _run_of(winner, [r for r in records if r.role is not Role.CONFIRMATION])
+    start = _start(winner, records)
     if start is None or not loader_facts(start.record).get("user_data"):
         return LoaderStep(best=winner)
     share = wait_share(start.record)
@@ -85,6 +86,37 @@ def next_step(
         else:
             lost.add(name)
     return LoaderStep(best=current.config, kept=kept_settings(current.config), limits=True, share=share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostSettings:
+    """Settings of the loader that were faster than the winner without them, and are no part of the answer.
+
+    Attributes:
+        settings: by name.
+        factor: their speed over the winner's.
+        cause: what became of them.
+    """
+
+    settings: tuple[tuple[str, Scalar], ...]
+    factor: float
+    cause: str
+
+
+def lost_settings(winner: TrialConfig, records: Sequence[TrialRecord]) -> LostSettings | None:
+    """The fastest settings that beat the winner beyond the noise; None where it has settings itself, or none did."""
+    start = _start(winner, records)
+    if start is None or kept_settings(winner):
+        return None
+    tried = [r.config for r in records if r.role is Role.LOADER and r.outcome is Outcome.COMPLETED]
+    runs = [run for c in tried if (run := _run_of(c, [r for r in records if r.role is Role.LOADER])) is not None]
+    faster = [run for run in runs if run.interval.low > start.interval.high]
+    if not faster:
+        return None
+    best = max(faster, key=lambda run: run.speed)
+    ended = [r.failure for r in records if r.config == best.config and r.role is Role.CONFIRMATION and r.failure is not None and not r.interrupted]
+    cause = f"in a run at full accumulation and longest length it {says(ended[-1])}" if ended else "it was not confirmed by a run at full accumulation"
+    return LostSettings(settings=kept_settings(best.config), factor=best.speed / start.speed, cause=cause)
 
 
 def holds_back(record: TrialRecord) -> bool:
@@ -124,6 +156,15 @@ def window_seconds(winner: TrialConfig, records: Sequence[TrialRecord]) -> float
     if run is None or run.record.measurement is None:
         return 2.0
     return min(8.0, max(2.0, 8 * (run.record.measurement.t_micro + run.record.measurement.t_fetch)))
+
+
+def _start(winner: TrialConfig, records: Sequence[TrialRecord]) -> _Run | None:
+    """The winner as the search had it; where that was one sample, its confirmation says how much its steps scatter."""
+    run = _run_of(winner, [r for r in records if r.role is not Role.CONFIRMATION])
+    longer = _run_of(winner, [r for r in records if r.role is Role.CONFIRMATION])
+    if run is None or run.interval.known or longer is None or not longer.interval.known:
+        return run
+    return replace(run, interval=Interval(low=min(run.speed, longer.interval.low), high=max(run.speed, longer.interval.high)))
 
 
 def _run_of(config: TrialConfig, records: Sequence[TrialRecord]) -> _Run | None:

@@ -52,6 +52,7 @@ class TuneResult:
         confirmed: whether it ran at full accumulation and longest length.
         tied: configurations that are not slower beyond the noise, with their estimates; of those as fast in the mean the winner
             keeps the mathematics of training, if any does, and needs the least memory.
+        settled: whether the play-off went on until those tied were known to be as fast as each other; else they are not separated yet.
         baselines: `defaults` and `hand_recipe`.
         speedup: ratio of throughput over each baseline; None where the baseline has none.
         spec, device, software: under which conditions.
@@ -94,6 +95,7 @@ class TuneResult:
     soundness: Mapping[str, Any] = field(default_factory=dict)
     given: Any = field(default=None, repr=False, compare=False)
     evaluation: Evaluation | None = None
+    settled: bool = True
 
     def __str__(self) -> str:
         """The answer on one line; `autofit show` prints the report of a saved one."""
@@ -177,6 +179,7 @@ class TuneResult:
             "effective_batch": self.best.config.effective_batch(),
             "confirmed": self.confirmed,
             "tied_with": [estimate.to_json() for estimate in self.tied],
+            "settled": self.settled,
         }
         return {
             "schema": SCHEMA,
@@ -235,6 +238,7 @@ class TuneResult:
                 best=Estimate.from_json(data["best"]),
                 confirmed=data["best"]["confirmed"],
                 tied=tuple(Estimate.from_json(e) for e in data["best"]["tied_with"]),
+                settled=data["best"].get("settled", True),
                 baselines={name: Baseline.from_json(b) for name, b in data["baselines"].items()},
                 speedup=data["speedup"],
                 spec=SearchSpec.from_json(data["spec"]),
@@ -256,11 +260,21 @@ class TuneResult:
                 reference_optim=(data.get("numerics") or {}).get("reference_optim") or KNOWN_DEFAULTS["optim"],
             )
             check_kinds(result)
+            _check_best(result)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, UserError) as error:
             raise FileFormatError(
                 f"the result file cannot be read: {error!r}", hint="was it edited by hand?"
             ) from None
         return result
+
+
+def _check_best(result: TuneResult) -> None:
+    """Raise ValueError where the winner is none of the trials, or has another effective batch than was asked for."""
+    config, wanted = result.best.config, result.spec.effective_batch
+    if config.effective_batch() != wanted:
+        raise ValueError(f"best.config has effective batch {config.effective_batch()}, the search was for {wanted}")
+    if all(record.config != config for record in result.trials):
+        raise ValueError(f"best.config ({config.label()}) is none of the trials")
 
 
 def load(path: str | Path) -> TuneResult:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autofit.kinds import check_numbers
 from autofit.problem.config import TrialConfig
 from autofit.trials.estimates import Estimate
 from autofit.trials.lengths import LengthSummary
@@ -77,8 +78,9 @@ def check_parts(data: Mapping[str, Any]) -> None:
     """Check those parts of a result's JSON that are kept as they come.
 
     Raises:
-        TypeError, KeyError: one of them is of another kind, or lacks a field.
+        TypeError, KeyError, ValueError: one of them is of another kind, lacks a field, or holds a number that is none.
     """
+    check_numbers(data)
     for name in OBJECTS:
         if not isinstance(data.get(name) or {}, Mapping):
             raise TypeError(f"{name} is no object")
@@ -86,6 +88,8 @@ def check_parts(data: Mapping[str, Any]) -> None:
         raise TypeError("removals hold something that is no object")
     if isinstance(data["memory_limit_bytes"], bool) or not isinstance(data["memory_limit_bytes"], int):
         raise TypeError("memory_limit_bytes is no whole number")
+    if any(ratio is not None and not ratio > 0 for ratio in data["speedup"].values()):
+        raise ValueError(f"a speedup is {min(r for r in data['speedup'].values() if r is not None)}")
     for contender in (data["certificate"] or {}).get("contenders") or ():
         interval = contender["interval"]
         numbers = (interval["low"], interval["high"], contender["fit_probability"], contender["beats_probability"])

@@ -57,6 +57,7 @@ def assemble(
     result = TuneResult(
         best=best,
         confirmed=finding.confirmed,
+        settled=finding.settled,
         tied=tuple(known[c.key()] for c in finding.tied if c != finding.winner and c.key() in known),
         baselines=baselines,
         speedup=speedup,
@@ -101,6 +102,8 @@ def _baseline(config: TrialConfig, known: Mapping[str, Estimate], records: Seque
     estimate = known.get(config.key())
     if estimate is not None:
         return Baseline(config=config, estimate=estimate)
+    if any(r.config == config and r.outcome is Outcome.COMPLETED for r in records) and config.precision in departed(records):
+        return Baseline(config=config, note=_departs(config))
     own = next((r for r in records if r.config == config and r.failure is not None), None)
     note = "was not run" if own is None or own.failure is None else own.failure.message
     if own is not None and own.outcome is Outcome.INFEASIBLE:
@@ -114,8 +117,12 @@ def _recipe(finding: Finding, known: Mapping[str, Estimate], records: Sequence[T
         return Baseline(config=None, note=finding.no_recipe or "was not run")
     estimate = known.get(config.key())
     unsound = config.precision in departed(records)
-    note = f"{config.precision} was found to depart from fp32" if unsound else "was not run"
+    note = _departs(config) if unsound else "was not run"
     return Baseline(config=config, estimate=estimate, note=None if estimate is not None else note)
+
+
+def _departs(config: TrialConfig) -> str:
+    return f"{config.precision} was found to depart from fp32"
 
 
 def _ratio(best: Estimate, baseline: Estimate | None) -> float | None:
@@ -137,7 +144,7 @@ def _cost(
     return Cost(
         seconds=seconds,
         device_seconds=sum(r.seconds for r in ran),
-        trials=sum(r.role in SEARCH_ROLES for r in ran),
+        trials=sum(r.role in SEARCH_ROLES and not r.interrupted for r in ran),
         out_of_memory=sum(is_memory_failure(r) for r in ran if not r.after_search),
         break_even_hours={name: break_even_hours(spent, ratio) for name, ratio in speedup.items()},
         compile_seconds=compiling,

@@ -123,6 +123,9 @@ def why_no_hand_recipe(
     smallest = [r for r in records if r.config == recipes[0]]
     reason = skipped(recipes[0])
     if any(is_memory_failure(r) for r in smallest) or (reason is not None and reason.reason in (Reason.PREDICTED_TOO_BIG, Reason.DOMINATED)):
+        least = recipes[0].per_device_train_batch_size
+        if least > 1:
+            return f"without checkpointing batch {least} does not fit, and no smaller power of two is searched"
         return "no power of two fits without checkpointing"
     other = [f.message for f in failures if f.reason not in (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY, Reason.ALLOCATOR_THRASH)]
     return other[0] if other else "was not run" if reason is None else reason.message

@@ -53,6 +53,10 @@ class Budget:
         if share == PROPOSAL_SHARE and terms.trials is not None and _ran(records) >= terms.trials:
             raise OutOfBudget(f"the budget of {terms.trials} trials is spent")
 
+    def last_trial(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether at most one more trial may run before the play-off."""
+        return self._terms.trials is not None and _ran(records) >= self._terms.trials - 1
+
     def out_of_time(self, share: float) -> bool:
         """Whether this share of the seconds is gone."""
         timeout = self._terms.timeout_seconds

@@ -13,7 +13,7 @@ from autofit.search.budget import Budget
 from autofit.search.observer import Observer
 from autofit.study.study import Proposal, TrialStudy
 from autofit.trials.runner import Runner, TrialRequest
-from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord
+from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord, given_up
 
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
 
@@ -130,6 +130,13 @@ class Conductor:
         failed = ending.all_failed(self.records)
         if len({r.config for r in failed}) >= FAILURES_ALIKE and ending.alike(failed):
             raise ending.search_failed(failed)
+
+
+def never_confirmed(records: Sequence[TrialRecord]) -> bool:
+    """Whether several winners failed again and again where they were confirmed, and none passed: the next would too."""
+    runs = [r for r in records if r.role is Role.CONFIRMATION]
+    passed = any(r.outcome is Outcome.COMPLETED for r in runs)
+    return not passed and len({r.config for r in runs if r.config in given_up(runs)}) >= FAILURES_ALIKE
 
 
 def cut_off(failure: Failure | None) -> Failure | None:

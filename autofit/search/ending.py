@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from autofit.beliefs.predict import dominates, is_memory_failure
 from autofit.errors import AutofitError, NothingFits, SearchFailed, UserError
-from autofit.trials.trial import Failure, Outcome, Reason, TrialRecord
+from autofit.trials.soundness import departed
+from autofit.trials.trial import OUTSIDE, Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
 
@@ -48,9 +49,8 @@ def nothing_completed(
     if failed:
         return search_failed(failed)
     if left:
-        baselines = any(r.outcome is Outcome.COMPLETED for r in records)
         return UserError(
-            f"{stopped}, and no trial has completed{' but baselines that were not asked for' if baselines else ''}; {left} configurations were not tried",
+            f"{stopped}, and {what_completed(records)}; {left} configurations were not tried",
             hint="give it more --trials or --timeout, or smaller batches with --batch-size",
         )
     return (
@@ -58,6 +58,18 @@ def nothing_completed(
         or broken(records, limit_bytes=limit_bytes)
         or nothing_fits(records, effective_batch=effective_batch, limit_bytes=limit_bytes, predicted_bytes=predicted_bytes)
     )
+
+
+def what_completed(records: Sequence[TrialRecord]) -> str:
+    """What became of the trials that completed, where none of them is an answer, as a part of a sentence."""
+    completed = {r.config for r in records if r.outcome is Outcome.COMPLETED and r.why != OUTSIDE}
+    outside = any(r.outcome is Outcome.COMPLETED and r.why == OUTSIDE for r in records)
+    if not completed:
+        return f"no trial completed{' but baselines that were not asked for' if outside else ''}"
+    lost = [r for r in records if r.outcome is Outcome.INFEASIBLE and (r.config in completed or r.config.precision in departed(records))]
+    first = next((f": {r.config.label()}: {r.failure.message}" for r in lost if r.failure is not None), "")
+    many = f"none of the {len(completed)} configurations that completed held" if len(completed) > 1 else "the only configuration that completed did not hold"
+    return f"{many} when it was run again or checked{first}"
 
 
 def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
@@ -91,10 +103,8 @@ def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed 
     ]
     if not failed or failed[0].failure is None:
         return None
-    completed = any(r.outcome is Outcome.COMPLETED for r in records)
-    who = "no trial completed but baselines that were not asked for" if completed else "no trial completed"
     misfits = f"{len(too_large)} did not fit into {format_bytes(limit_bytes)}, " if too_large else ""
-    return _failed(f"{who}: {misfits}{len({r.config for r in failed})} failed", failed[0].failure)
+    return _failed(f"{what_completed(records)}: {misfits}{len({r.config for r in failed})} failed", failed[0].failure)
 
 
 def nothing_sound(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:

@@ -45,6 +45,7 @@ class _Encore:
         self._search, self._study, self._scene = search, study, scene
         self._spec, self._limit = spec, limit_bytes
         self.evaluation: Evaluation | None = None
+        self.left = "the loader's settings were not all tried"  #: what is not done if it ends now
 
     def loader(self, finding: Finding) -> Finding:
         """Walk over the loader's settings; a winner that changed is confirmed anew."""
@@ -73,6 +74,7 @@ class _Encore:
             return finding
         done = next((r for r in known if r.outcome is Outcome.COMPLETED), None)
         if done is None:
+            self.left = "the loader's settings that were faster were not confirmed"
             why = "confirmation at full length, with the loader's settings"
             done = self._search.afterwards(config, Role.CONFIRMATION, why, full_length=True)
         if done.outcome is not Outcome.COMPLETED:
@@ -81,6 +83,7 @@ class _Encore:
 
     def evaluate(self, winner: TrialConfig, asked: int, data: str) -> None:
         """Try the evaluation batch that was asked for, then smaller ones, until one fits."""
+        self.left = ""
         while True:
             own = [r for r in self._study.records if r.role is Role.EVALUATION and _same(r.config, winner)]
             tried = [r for r in own if not r.interrupted and evaluation.batch_of(r) <= asked]
@@ -120,7 +123,8 @@ def play(
             encore.evaluate(finding.winner, asked, data)
     except (OutOfBudget, KeyboardInterrupt) as error:
         cause, step = (str(error), "give it more --timeout") if isinstance(error, OutOfBudget) else ("interrupted", "let the search end")
-        left = "evaluation was not tried" if asked is not None and encore.evaluation is None else "the loader's settings were not all tried"
+        untried = ["evaluation was not tried"] if asked is not None and encore.evaluation is None else []
+        left = " and ".join(filter(None, (encore.left, *untried))) or "the largest evaluation batch that fits was not looked for to the end"
         warnings = (Warning(code="cut_short", message=f"{cause}: {left}", next_step=step),)
         observer.note(warnings[0].message)
     spent = sum(r.seconds for r in study.records[begin:])

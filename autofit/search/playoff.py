@@ -3,9 +3,9 @@
 The search ran every configuration once, minutes apart, so their order is confused by jitter and by drift. Here the leaders run in turn,
 A B C, C B A, ..., and are compared within rounds, where drift is nearly common to them. After some of the rounds (looks)
 two configurations are separated when a t interval of their paired differences excludes zero. The confidence is shared out over looks
-and pairs (Bonferroni), so that equal configurations are declared tied at least 95 % of the time however often one looks,
-as long as what moves a whole run moves its neighbours in the round alike.
-The variance of a difference joins what the rounds show with what the samples within each run say, as four more rounds.
+and all pairs (Bonferroni: the fastest is picked by the same rounds), so that equal configurations are declared tied at least 95 % of the
+time however often one looks. What moves a whole run and not its neighbours shows between rounds only: the variance of a difference is what
+the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
 
 Tied configurations are as good as each other: those that leave the mathematics of training as it is come before those that do not, and of these the
 one with the lowest memory wins.
@@ -13,21 +13,21 @@ one with the lowest memory wins.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofit.beliefs.speed import Observation
 from autofit.problem.config import TrialConfig
-from autofit.trials.trial import Outcome, Role, TrialRecord
+from autofit.trials.trial import Outcome, Role, TrialRecord, given_up
 
 CONFIDENCE = 0.95
 LEADER_CONFIDENCE = 0.99  #: one run each, minutes apart, is weak evidence against a leader
 MAX_LEADERS = 5  #: that begin
 MAX_PLAYERS = 8  #: that ever play
 LOOKS = (3, 6, 12)  #: rounds after which the leaders are compared
-WITHIN_RUN_ROUNDS = 4  #: what the jitter within runs weighs in the variance, in rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,13 @@ class Verdict:
         winner: who wins if it ends now.
         tied: not separated from the fastest, the winner first.
         next_round: in which order to run next; empty when it is over.
+        settled: whether the rounds sufficed to say that those tied are as fast as each other, and nothing else is faster.
     """
 
     winner: TrialConfig
     tied: tuple[TrialConfig, ...]
     next_round: tuple[TrialConfig, ...] = ()
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +104,8 @@ def decide(
         or looks == len(LOOKS)
         or (looks > 0 and _settled(survivors, looks, len(leaders), tolerance))
     )
-    if over:
-        return _settle(tied, tolerance)
-    fastest = max(survivors, key=lambda leader: leader.log_speed)
-    others = [
-        leader for leader in tied if leader is not fastest and leader.needed_bytes >= fastest.needed_bytes
-    ]
-    return Verdict(
-        winner=fastest.config,
-        tied=(fastest.config, *(leader.config for leader in others)),
-        next_round=_order(survivors),
-    )
+    verdict = _settle(tied, tolerance)
+    return verdict if over else replace(verdict, next_round=_order(survivors), settled=False)
 
 
 def _settle(tied: Sequence[Leader], tolerance: float) -> Verdict:
@@ -128,7 +121,7 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
     """Feasible configurations that their runs do not separate from the fastest, fastest first, few.
 
     The fastest of the search may have been lucky: once it has played, those that its search run alone kept out come in and catch up.
-    A configuration that failed twice in the play-off has left it.
+    A configuration that failed twice after the search leads no longer (see `given_up`).
     """
     groups: dict[TrialConfig, list[TrialRecord]] = {}
     for record in sorted(records, key=lambda r: r.number):
@@ -147,9 +140,8 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
 
 def _leader(group: Sequence[TrialRecord]) -> Leader | None:
     """The runs of one configuration; None when it never completed, was infeasible in any run, or left the play-off."""
-    failures = sum(r.role is Role.PLAYOFF and r.outcome is Outcome.FAILED and not r.interrupted for r in group)
     runs = [r for r in group if r.outcome is Outcome.COMPLETED]
-    if not runs or failures > 1 or any(r.outcome is Outcome.INFEASIBLE for r in group):
+    if not runs or given_up(group) or any(r.outcome is Outcome.INFEASIBLE for r in group):
         return None
     first = next((r for r in runs if r.role not in (Role.PLAYOFF, Role.CONFIRMATION)), runs[0])
     # The confirmation runs the winner alone, for longer: what it takes must not change the order among those that are tied.
@@ -176,27 +168,54 @@ def run_of(record: TrialRecord) -> Run:
     return Run(log_speed=math.log(record.config.effective_batch() / seconds), error=error)
 
 
-def gap(one: Leader, other: Leader, rounds: int, confidence: float) -> Gap:
-    """Interval of the difference of two leaders over their first `rounds` rounds, paired."""
+def gap(one: Leader, other: Leader, rounds: int, confidence: float, peers: Sequence[Leader] = ()) -> Gap:
+    """Interval of the difference of two leaders over their first `rounds` rounds (at least two), paired.
+
+    Args:
+        one, other: compared.
+        rounds: how many of their rounds count.
+        confidence: of the interval.
+        peers: all that played those rounds, whose scatter counts too; these two when empty.
+    """
     pairs = list(zip(one.rounds[:rounds], other.rounds[:rounds]))
     differences = [a.log_speed - b.log_speed for a, b in pairs]
-    mean = statistics.fmean(differences)
     within = statistics.fmean(a.error**2 + b.error**2 for a, b in pairs)
-    freedom = WITHIN_RUN_ROUNDS + len(pairs) - 1
-    variance = (WITHIN_RUN_ROUNDS * within + math.fsum((d - mean) ** 2 for d in differences)) / freedom
-    return Gap(mean=mean, half=student_quantile(confidence, freedom) * math.sqrt(variance / len(pairs)))
+    scatter, freedom = _scatter(peers or (one, other), rounds)
+    variance = max(statistics.variance(differences), 2 * scatter, within)
+    half = student_quantile(confidence, freedom) * math.sqrt(variance / len(pairs))
+    return Gap(mean=statistics.fmean(differences), half=half)
 
 
-def student_quantile(confidence: float, freedom: float) -> float:
-    """Two-sided quantile of Student's t from the normal one (Abramowitz and Stegun 26.7.5; good from 4 degrees on)."""
-    z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return math.fsum(term / freedom**power for power, term in enumerate(terms))
+def _scatter(peers: Sequence[Leader], rounds: int) -> tuple[float, int]:
+    """Variance of one run when the means of its leader and of its round are taken out, and its degrees of freedom."""
+    table = [[run.log_speed for run in peer.rounds[:rounds]] for peer in peers]
+    whole = statistics.fmean(map(statistics.fmean, table))
+    columns = [statistics.fmean(column) - whole for column in zip(*table)]
+    rest = [value - statistics.fmean(row) - shift for row in table for value, shift in zip(row, columns)]
+    freedom = (len(table) - 1) * (len(columns) - 1)
+    return math.fsum(r**2 for r in rest) / freedom, freedom
+
+
+@functools.cache
+def student_quantile(confidence: float, freedom: int) -> float:
+    """Two-sided quantile of Student's t, exact: its distribution has a closed form in the angle (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(middle, freedom) < confidence else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _student_within(angle: float, freedom: int) -> float:
+    """Probability that Student's t lies within +- sqrt(freedom) tan(angle)."""
+    odd = freedom % 2
+    term = total = math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    if not odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + (math.sin(angle) * total if freedom > 1 else 0.0))
 
 
 def _near(run: Run, fastest: Run) -> bool:
@@ -215,7 +234,7 @@ def _after_looks(leaders: Sequence[Leader]) -> tuple[list[Leader], int]:
         kept = [best]
         for other in survivors:
             if other is not best:
-                found = gap(best, other, look, confidence)
+                found = gap(best, other, look, confidence, survivors)
                 kept += [other] if found.mean <= found.half else []
         survivors, count = kept, count + 1
     return survivors, count
@@ -225,12 +244,12 @@ def _settled(survivors: Sequence[Leader], looks: int, leaders: int, tolerance: f
     """Whether all that is left in doubt is smaller than the tolerance: more rounds would not matter."""
     rounds, confidence = LOOKS[looks - 1], _shared_confidence(leaders)
     best = max(survivors, key=lambda leader: leader.log_speed)
-    gaps = [gap(best, other, rounds, confidence) for other in survivors if other is not best]
+    gaps = [gap(best, other, rounds, confidence, survivors) for other in survivors if other is not best]
     return all(found.mean + found.half <= tolerance for found in gaps)
 
 
 def _shared_confidence(leaders: int) -> float:
-    return 1.0 - (1.0 - CONFIDENCE) / (len(LOOKS) * max(1, leaders - 1))
+    return 1.0 - (1.0 - CONFIDENCE) / (len(LOOKS) * max(1, math.comb(leaders, 2)))
 
 
 def _order(survivors: Sequence[Leader]) -> tuple[TrialConfig, ...]:

@@ -17,7 +17,7 @@ from autofit.problem.config import TrialConfig
 from autofit.problem.spec import SearchSpec
 from autofit.processes.process import ProcessRunner
 from autofit.search.scene import choose_device, data_identity, memory_limit, space_of
-from autofit.trials.landscape import ENFORCED, Landscape, Point
+from autofit.trials.landscape import ENFORCED, Landscape, Point, recorded
 from autofit.trials.measurement import Measurement
 from autofit.trials.runner import Runner, TrialRequest
 from autofit.trials.trial import Outcome
@@ -129,7 +129,7 @@ class Recording:
             return self._keep(Point(config=config), "out of memory (needs no less than one that did not fit)")
         result = runner.run(self.request_of(config=config))
         if result.measurement is not None:
-            measured = replace(result.measurement, facts=None)
+            measured = replace(recorded(result.measurement), facts=None)
             point = known.joined(measured) if known is not None else Point(config=config, measurement=measured)
             return self._keep(point, _speed(config, measured))
         assert result.failure is not None

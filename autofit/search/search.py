@@ -19,16 +19,15 @@ from autofit.problem.terms import Finding, Terms
 from autofit.results.result import estimates
 from autofit.search import baselines, ending, playoff
 from autofit.search.budget import AFTER_SEARCH, PLAYOFF_SHARE, PROPOSAL_SHARE, Budget, OutOfBudget
-from autofit.search.conduct import Conductor
-from autofit.search.eligibility import Eligibility
+from autofit.search.conduct import Conductor, never_confirmed
+from autofit.search.eligibility import Eligibility, failed_for_good
 from autofit.search.observer import Observer, Silent
 from autofit.study.study import Proposal, TrialStudy
 from autofit.trials.runner import Runner
 from autofit.trials.soundness import departed
-from autofit.trials.trial import OUTSIDE, Failure, Outcome, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, Failure, Outcome, Role, TrialRecord, given_up
 
 REPEATS_BEFORE_DRAW = 3  #: proposals in a row that lead to nothing new before one is drawn from what is left
-CONFIRMATIONS = 3  #: winners that may fail their confirmation before the search gives up confirming
 PLAYOFF_SECONDS = 60.0  #: a play-off may take this long, or as long as the trials before it, whichever is more
 
 #: (winner, its records, seconds left) -> why its precision is unsound
@@ -80,7 +79,7 @@ class Search:
             budget=self._budget,
             predicted_bytes=self._eligible.predicted_bytes,
         )
-        self._stopped = ""
+        self._stopped, self._certified, self._cut_short = "", False, ""
         self._random = random.Random(terms.seed)
         self._recipes = self._hand_recipes()
 
@@ -95,10 +94,7 @@ class Search:
         """
         interrupted = False
         try:
-            self._baselines()
-            self._stopped = self._proposals()
-        except OutOfBudget as reason:
-            self._stopped = str(reason)
+            self._look()
         except KeyboardInterrupt:
             interrupted = True
         if not estimates(self._candidates):
@@ -109,7 +105,7 @@ class Search:
                 self._confirm()
                 self._check_winner()
         except OutOfBudget as reason:
-            self._stopped += "; nothing was left of it for the confirmation" if self._stopped == str(reason) else f"; {reason} before the confirmation"
+            self._cut_short = "; nothing was left of it to confirm the winner" if self._stopped == str(reason) else f"; {reason} before the winner was confirmed"
         except KeyboardInterrupt:
             interrupted = True
         return self._finding(interrupted)
@@ -171,8 +167,25 @@ class Search:
             if inside:
                 self._study.enqueue(config)
                 self._trials.carry_out(self._study.ask(), role, f"baseline: {role.value.replace('_', ' ')}")
+            elif self._budget.last_trial(self._records):
+                return  # it is for what was asked for
             else:
                 self._trials.add(config, role, OUTSIDE)
+
+    def _look(self) -> None:
+        """Baselines, and proposals until nothing better is expected or their share of the budget is spent."""
+        self._certified = False
+        try:
+            self._baselines()
+            self._stopped = self._proposals()
+        except OutOfBudget as reason:
+            self._stopped = str(reason)
+
+    def _certificate(self) -> str | None:
+        """The sampler's statement that nothing left is expected to beat the best; None while something is."""
+        finished = getattr(self._study.sampler, "certificate", None)
+        certificate = finished(self._records) if finished is not None else None
+        return None if certificate is None else str(certificate.statement)
 
     def _proposals(self) -> str:
         """Ask and run until the sampler or the space has nothing more; return why it ended."""
@@ -180,10 +193,10 @@ class Search:
         while True:
             if not self._open():
                 return "every configuration was run, or cannot fit"
-            finished = getattr(self._study.sampler, "certificate", None)
-            certificate = finished(self._records) if finished is not None else None
-            if certificate is not None:
-                return str(certificate.statement)
+            statement = self._certificate()
+            if statement is not None:
+                self._certified = True
+                return statement
             self._trials.check_budget(PROPOSAL_SHARE)
             proposal = self._study.ask()
             config = proposal.config
@@ -212,40 +225,48 @@ class Search:
             self._trials.skip(proposal, failure)
 
     def _playoff(self) -> None:
+        """Let the leaders meet; each time that one is lost in it the search goes on, and those meet that lead then."""
+        while self._lost_in_rounds():
+            self._look()
+
+    def _lost_in_rounds(self) -> bool:
         """Run the leaders in interleaved rounds until they are separated or tied, the play-off has cost as much as the search, or its share of the
-        time is gone: what is left is for the confirmation."""
+        time is gone (what is left is for the confirmation); return whether it ended because one of them was lost."""
         allowed = max(PLAYOFF_SECONDS, sum(r.seconds for r in self._records if r.role not in AFTER_SEARCH))
         while estimates(self._candidates):
             verdict = self._verdict()
             spent = sum(r.seconds for r in self._records if r.role is Role.PLAYOFF)
             if not verdict.next_round or spent >= allowed:
-                return
+                return False
             for config in verdict.next_round:
                 if self._budget.out_of_time(PLAYOFF_SHARE):
-                    return
-                self._trials.add(config, Role.PLAYOFF, "play-off round")
+                    return False
+                record = self._trials.add(config, Role.PLAYOFF, "play-off round")
+                if record.outcome is Outcome.INFEASIBLE or config in given_up(self._records):
+                    return True
+        return False
 
     def _verdict(self) -> playoff.Verdict:
-        """Where the play-off stands; when all have failed in it, what the search's own runs say."""
+        """Where the play-off stands; when all have failed in it or after it, what the search's own runs say."""
         records = self._candidates
         if playoff.find_leaders(records):
             return playoff.decide(records, tolerance=self._terms.tolerance, keeps=self._keeps)
-        others = [r for r in records if r.role is not Role.PLAYOFF or r.outcome is not Outcome.FAILED]
-        return replace(playoff.decide(others, tolerance=self._terms.tolerance, keeps=self._keeps), next_round=())
+        others = [r for r in records if r.role not in AFTER_SEARCH or r.outcome is not Outcome.FAILED]
+        return replace(playoff.decide(others, tolerance=self._terms.tolerance, keeps=self._keeps), next_round=(), settled=False)
 
     def _confirm(self) -> None:
-        """Run the winner at full accumulation and longest length; one that does not fit makes place for the next."""
-        for _ in range(CONFIRMATIONS):
-            if not estimates(self._candidates):
-                return
+        """Run the winner at full accumulation and longest length. One that does not fit, or crashes again, makes place for the next."""
+        while estimates(self._candidates):
             winner = self._verdict().winner
-            if self._confirmed(winner):
+            own = [r for r in self._records if r.config == winner and r.role is Role.CONFIRMATION]
+            if never_confirmed(self._records):
+                self._cut_short = "; the winners so far crashed where they were confirmed, and no further one was tried"
+            if self._cut_short or self._confirmed(winner) or failed_for_good(own):
                 return
             self._trials.check_budget(1.0)
             record = self._trials.add(winner, Role.CONFIRMATION, "confirmation at full length", full_length=True)
-            if record.outcome is not Outcome.INFEASIBLE:
-                return
-            self._search_on()
+            if record.outcome is Outcome.INFEASIBLE or winner in given_up(self._records):
+                self._search_on()
 
     def _confirmed(self, config: TrialConfig) -> bool:
         own = (r for r in self._records if r.config == config)
@@ -264,10 +285,7 @@ class Search:
 
     def _search_on(self) -> None:
         """Look again after a winner was lost: the search ended because nothing was expected to beat it."""
-        try:
-            self._stopped = self._proposals()
-        except OutOfBudget as reason:
-            self._stopped = str(reason)
+        self._look()
         self._playoff()
 
     def _finding(self, interrupted: bool) -> Finding:
@@ -277,13 +295,21 @@ class Search:
         return Finding(
             winner=verdict.winner,
             tied=verdict.tied,
+            settled=verdict.settled,
             confirmed=self._confirmed(verdict.winner),
-            stopped="interrupted" if interrupted else self._stopped,
+            stopped="interrupted" if interrupted else self._why_stopped(),
             interrupted=interrupted,
             seconds=self._budget.elapsed_seconds + self._study.earlier_seconds,
             hand_recipe=baselines.settled_hand_recipe(self._recipes, self._records),
             no_recipe=baselines.why_no_hand_recipe(self._recipes, self._records, skipped=self.reason_to_skip),
         )
+
+    def _why_stopped(self) -> str:
+        """Why the search ended; where that was a certificate, as it stands by all records, those after it too."""
+        if not self._certified:
+            return self._stopped + self._cut_short
+        lost = f"the best was lost after the search had ended: {len(self._open())} configurations may still be faster"
+        return (self._certificate() or lost) + self._cut_short
 
     def reason_to_skip(self, config: TrialConfig) -> Failure | None:
         """Why a configuration need not run, by all records so far; None when it may."""

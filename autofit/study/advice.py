@@ -13,7 +13,7 @@ from autofit.beliefs.speed import Observation, SpeedModel
 from autofit.problem.config import TrialConfig
 from autofit.trials.measurement import Interval, t_quantile
 from autofit.trials.soundness import departed
-from autofit.trials.trial import Outcome, Reason, TrialRecord
+from autofit.trials.trial import Outcome, Reason, TrialRecord, given_up
 from autofit.units import format_bytes
 
 DRAWS = 384
@@ -145,8 +145,9 @@ class Advisor:
         tested[[self._row[r.config] for r in known if not _may_be_retried(r, known)]] = True
         draws = widened(self._speed.log_speed_draws(observed, DRAWS, rng), len(observed))
         fits = self._memory.update(known, rng) * soundness(self._configs, known)
-        # One that completed and then did not fit at full length is no best.
-        completed = sorted({row for o in observed if fits[row := self._row[o.config]] > 0.0})
+        # One that completed and then did not fit at full length, trained unsoundly, or failed again and again, is no best.
+        left = given_up(known) | {r.config for r in known if r.outcome is Outcome.INFEASIBLE}
+        completed = sorted({row for o in observed if fits[row := self._row[o.config]] > 0.0 and o.config not in left})
         best = None
         if completed:
             best = completed[int(np.argmax(draws[:, completed].mean(axis=0)))]

@@ -19,7 +19,7 @@ from autofit.errors import UserError
 from autofit.problem.config import TrialConfig
 from autofit.problem.space import Space
 from autofit.study.advice import Advice, Advisor, Certificate
-from autofit.trials.trial import Outcome, Role, TrialRecord
+from autofit.trials.trial import Outcome, Role, TrialRecord, given_up
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -98,10 +98,10 @@ class CostModelSampler(BaseSampler):
         """The proof that the search may stop; None while something may still win.
 
         It rests on the search's own trials: play-off and confirmation come after it, and rank, but do not reopen the search,
-        unless one shows that a leader does not fit.
+        unless one shows that a leader does not fit, or that it fails again and again.
         """
-        later = (Role.PLAYOFF, Role.CONFIRMATION)
-        searched = [r for r in records if r.role not in later or r.outcome is Outcome.INFEASIBLE]
+        later, left = (Role.PLAYOFF, Role.CONFIRMATION), given_up(records)
+        searched = [r for r in records if r.role not in later or r.outcome is Outcome.INFEASIBLE or (r.config in left and r.outcome is Outcome.FAILED)]
         return self.advise(searched).certificate
 
     def likely_fits(self, config: TrialConfig, records: Sequence[TrialRecord]) -> bool | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.problem.config import Precision, TrialConfig
-from autofit.trials.measurement import Interval, Memory, pooled_interval
+from autofit.trials.measurement import UNKNOWN, Interval, Memory, pooled_interval
 from autofit.trials.soundness import departed
 from autofit.trials.trial import Outcome, Role, TrialRecord
 
@@ -46,8 +46,12 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """Inverse of `to_json`; unknown keys are ignored."""
-        return cls(
+        """Inverse of `to_json`; unknown keys are ignored.
+
+        Raises:
+            ValueError: a speed that no run can have, or an interval with its ends exchanged.
+        """
+        found = cls(
             config=TrialConfig.from_json(data["config"]),
             samples_per_second=data["samples_per_second"],
             tokens_per_second=data["tokens_per_second"],
@@ -55,6 +59,13 @@ class Estimate:
             runs=data["runs"],
             memory=Memory(**data["memory"]),
         )
+        for name in ("samples_per_second", "tokens_per_second", "runs"):
+            value = getattr(found, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} of {found.config.label()} is {value!r}")
+        if not 0 <= found.interval.low <= found.interval.high:
+            raise ValueError(f"the interval of {found.config.label()} is from {found.interval.low!r} to {found.interval.high!r}")
+        return found
 
 
 def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
@@ -94,10 +105,12 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
 
 def _interval(records: Sequence[TrialRecord], speeds: Sequence[float]) -> Interval:
     """Of the mean over runs where there are three or more; else the hull of the runs and of their own intervals (a t interval over
-    two runs would say nothing)."""
+    two runs says little, and is taken where neither run shows its own spread)."""
     if len(speeds) >= 3:
         return pooled_interval(speeds)
-    within = [r.interval for r in records if r.interval is not None]
+    within = [i for r in records if (i := r.interval) is not None and i.known]
+    if not within:
+        return pooled_interval(speeds) if len(speeds) > 1 else UNKNOWN
     return Interval(
         low=min([*speeds, *(i.low for i in within)]), high=max([*speeds, *(i.high for i in within)])
     )

@@ -2,7 +2,8 @@
 
 File: `{"schema": "autofit/landscape", "version": 1, "spec", "device", "software", "points"}`, each point
 `{"config", "outcome": "completed"|"oom", "micro_step_seconds", "fetch_seconds", "update_seconds",
-"peak_allocated_bytes", "peak_reserved_bytes", "runs"}`. Model and device may be unknown here: everything but `points` is optional.
+"peak_allocated_bytes", "peak_reserved_bytes", "runs"}`, and `"uneven": true` where batches differed in size: then each micro-step is what an
+epoch's mean batch would have taken in it, and means count. Model and device may be unknown here: everything but `points` is optional.
 """
 
 from __future__ import annotations
@@ -17,14 +18,32 @@ from typing import Any
 from autofit.devices.device import Device
 from autofit.errors import FileFormatError, UserError
 from autofit.files import read_json_object, write_json
-from autofit.kinds import check_kinds
+from autofit.kinds import check_kinds, check_numbers
 from autofit.problem.config import TrialConfig
 from autofit.trials.measurement import Measurement, Memory
 from autofit.trials.trial import AFTER_SEARCH
+from autofit.trials.uneven import BatchSizes
 from autofit.units import MAX_BYTES
 
 SCHEMA, VERSION = "autofit/landscape", 1
 ENFORCED = "enforced_limit_bytes"  #: in `Landscape.spec`: what trials could use when no limit was asked for
+
+
+ADJUSTED = BatchSizes(measured=())  #: of samples that are brought to an epoch's mean batch already: their mean counts
+
+
+def recorded(measurement: Measurement) -> Measurement:
+    """A measurement whose samples mean the same beside those of other runs: uneven batches as an epoch's mean batch would have taken, waits for
+    loader workers averaged over their bursts."""
+    if not measurement.uneven and not measurement.loader_workers:
+        return measurement
+    return replace(
+        measurement,
+        micro_step_seconds=measurement.typical_micro_seconds,
+        fetch_seconds=measurement.fetch_blocks,
+        sizes=ADJUSTED if measurement.uneven else None,
+        facts=None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +68,7 @@ class Point:
         """The point with the samples of one more run; each memory counter is the largest of all runs."""
         if self.measurement is None:
             raise ValueError("an out-of-memory point has no samples")
-        one = self.measurement
+        one, other = recorded(self.measurement), recorded(other)
         measurement = replace(
             one,
             micro_step_seconds=one.micro_step_seconds + other.micro_step_seconds,
@@ -63,11 +82,12 @@ class Point:
         """The point as the file holds it."""
         if self.measurement is None:
             return {"config": self.config.to_json(), "outcome": "oom"}
-        m = self.measurement
+        m = recorded(self.measurement)
         return {
+            **({"uneven": True} if m.uneven else {}),
             "config": self.config.to_json(),
             "outcome": "completed",
-            "micro_step_seconds": list(m.typical_micro_seconds),
+            "micro_step_seconds": list(m.micro_step_seconds),
             "fetch_seconds": list(m.fetch_seconds),
             "update_seconds": list(m.update_seconds),
             "peak_allocated_bytes": m.memory.peak_allocated_bytes,
@@ -90,6 +110,7 @@ class Point:
                 micro_step_seconds=tuple(data["micro_step_seconds"]),
                 fetch_seconds=tuple(data.get("fetch_seconds") or ()),
                 update_seconds=tuple(data.get("update_seconds") or ()),
+                sizes=ADJUSTED if data.get("uneven") is True else None,
                 memory=Memory(
                     peak_allocated_bytes=_counter(data, "peak_allocated_bytes"),
                     peak_reserved_bytes=_counter(data, "peak_reserved_bytes"),
@@ -170,6 +191,10 @@ class Landscape:
             raise FileFormatError(
                 f"landscape version {version!r} is not readable here", hint="upgrade autofit"
             )
+        try:
+            check_numbers({name: value for name, value in data.items() if name != "points"})
+        except ValueError as error:
+            raise FileFormatError(f"the landscape is not readable: {error}") from None
         raw_points = data.get("points")
         if not isinstance(raw_points, list):
             raise FileFormatError("the landscape has no list of points")

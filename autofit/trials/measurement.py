@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autofit.errors import UserError
-from autofit.trials.uneven import BatchSizes, at_mean_batch
+from autofit.kinds import LARGEST
+from autofit.trials.spread import PartError, log_half, part_error
+from autofit.trials.spread import t_quantile as t_quantile
+from autofit.trials.uneven import BatchSizes, at_mean_batch, mean_batch_error
 
-BOOTSTRAP_ROUNDS = 200
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e12  #: beyond these no clock has counted, and speeds overflow
 
 
@@ -65,9 +66,17 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def known(self) -> bool:
+        """Whether it says anything: one sample shows no spread, and its interval holds every speed (see `UNKNOWN`)."""
+        return self.high < UNKNOWN.high
+
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals share a point."""
         return self.low <= other.high and other.low <= self.high
+
+
+UNKNOWN = Interval(low=0.0, high=LARGEST)  #: of one sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +179,31 @@ class Measurement:
         )
 
     def interval(self, *, per_device_train_batch_size: int, gradient_accumulation_steps: int) -> Interval:
-        """95 % bootstrap interval of `samples_per_second` from the raw samples of this one run.
+        """95 % interval of `samples_per_second` from the raw samples of this one run (see `spread`); `UNKNOWN` where one sample is all there is.
 
         It knows jitter, not drift: two runs minutes apart can differ by more (see `pooled_interval`).
         """
-        return _bootstrapped(
-            self.typical_micro_seconds,
-            self.fetch_blocks,
-            self.update_seconds,
-            per_device_train_batch_size,
-            gradient_accumulation_steps,
-            mean_fetch=self.mean_fetch,
-            means=self.uneven,
+        half = _log_half(self, gradient_accumulation_steps)
+        if half is None:
+            return UNKNOWN
+        speed = self.samples_per_second(
+            per_device_train_batch_size=per_device_train_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
         )
+        high = speed * math.exp(half)
+        return Interval(low=speed * math.exp(-half), high=high) if high < UNKNOWN.high else UNKNOWN
+
+    def parts(self, accumulation: int) -> list[tuple[float, float, Sequence[float], PartError | None]]:
+        """Parts of an optimizer step as `log_half` takes them."""
+        micro, blocks = self.typical_micro_seconds, self.fetch_blocks
+        fitted = None if self.sizes is None else mean_batch_error(self.micro_step_seconds, self.sizes)
+        error = part_error(micro, mean=self.uneven) if fitted is None else PartError(variance=fitted[0], freedom=fitted[1])
+        found: list[tuple[float, float, Sequence[float], PartError | None]] = [(accumulation, self.t_micro, micro, error)]
+        if blocks:
+            waits = blocks if len(blocks) > 1 else self.fetch_seconds
+            found.append((accumulation, self.t_fetch, waits, part_error(waits, mean=self.mean_fetch)))
+        if self.update_seconds:
+            found.append((1, self.t_update, self.update_seconds, part_error(self.update_seconds, mean=self.uneven)))
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Flat JSON: the sample lists, the counters under `memory`, the rest as is."""
@@ -232,53 +253,22 @@ def pooled_interval(values: Sequence[float]) -> Interval:
     return Interval(low=max(0.0, mean - half), high=mean + half)
 
 
-def t_quantile(degrees_of_freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t (table to 30, normal limit beyond; NIST handbook 1.3.6.7.2)."""
-    table = (
-        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-    )  # fmt: skip
-    if degrees_of_freedom < 1:
-        raise ValueError("at least one degree of freedom is needed")
-    return (
-        table[degrees_of_freedom - 1] if degrees_of_freedom <= len(table) else 1.96 + 2.4 / degrees_of_freedom
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _bootstrapped(
-    micro: tuple[float, ...],
-    fetch: tuple[float, ...],
-    update: tuple[float, ...],
-    batch: int,
-    accumulation: int,
-    *,
-    mean_fetch: bool = False,
-    means: bool = False,
-) -> Interval:
-    """Interval of the throughput over resampled medians; kept, because results ask for it again and again."""
-    rng = random.Random(len(micro))
-    middle = _resampled_mean if means else _resampled_median
-    draws = sorted(
-        throughput(
-            batch,
-            accumulation,
-            middle(micro, rng),
-            (_resampled_mean if mean_fetch else _resampled_median)(fetch, rng),
-            middle(update, rng),
-        )
-        for _ in range(BOOTSTRAP_ROUNDS)
-    )
-    return Interval(low=draws[int(0.025 * len(draws))], high=draws[int(0.975 * len(draws))])
-
-
 def _middle(values: Sequence[float], *, mean: bool) -> float:
     return statistics.fmean(values) if mean else statistics.median(values)
 
 
-def _resampled_mean(values: Sequence[float], rng: random.Random) -> float:
-    return statistics.fmean(rng.choices(values, k=len(values))) if values else 0.0
+def _log_half(measurement: Measurement, accumulation: int) -> float | None:
+    """Half of the interval of a run's log speed; kept, because results ask for it again and again."""
+    workers = measurement.loader_workers
+    return _kept_log_half(
+        measurement.micro_step_seconds, measurement.fetch_seconds, measurement.update_seconds, measurement.sizes, workers, accumulation
+    )
 
 
-def _resampled_median(values: Sequence[float], rng: random.Random) -> float:
-    return statistics.median(rng.choices(values, k=len(values))) if values else 0.0
+@functools.lru_cache(maxsize=4096)
+def _kept_log_half(
+    micro: tuple[float, ...], fetch: tuple[float, ...], update: tuple[float, ...], sizes: BatchSizes | None, workers: int, accumulation: int
+) -> float | None:
+    facts = {"loader": {"dataloader_num_workers": workers}}
+    alike = Measurement(micro_step_seconds=micro, fetch_seconds=fetch, update_seconds=update, sizes=sizes, facts=facts)
+    return log_half(alike.parts(accumulation))

@@ -14,6 +14,7 @@ from typing import Self
 
 from autofit.problem.config import TrialConfig
 from autofit.trials.landscape import Landscape, Point
+from autofit.trials.landscape import recorded as as_recorded
 from autofit.trials.measurement import Measurement, Memory
 from autofit.trials.runner import TrialRequest, TrialResult
 from autofit.trials.trial import Failure, Outcome, Reason
@@ -91,12 +92,13 @@ class ReplayRunner:
         def draw(values: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(self._random.choices(values, k=max(1, len(values) // runs))) if values else ()
 
-        memory = recorded.memory
+        recorded, memory = as_recorded(recorded), recorded.memory
         steps = max(1, len(recorded.update_seconds) // runs) + WARMUP_STEPS
         return Measurement(
             micro_step_seconds=draw(recorded.micro_step_seconds),
             fetch_seconds=draw(recorded.fetch_seconds),
             update_seconds=draw(recorded.update_seconds),
+            sizes=recorded.sizes,
             memory=Memory(
                 peak_allocated_bytes=memory.peak_allocated_bytes,
                 peak_reserved_bytes=memory.peak_reserved_bytes,

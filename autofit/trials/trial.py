@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -64,6 +65,7 @@ LOADER_KNOBS = (
 EVAL_BATCH = "per_device_eval_batch_size"
 AFTER_SEARCH = (*LOADER_KNOBS, EVAL_BATCH)
 OUTSIDE = "baseline outside the space"  #: why a trial ran that cannot win
+FAILURES_ALLOWED = 1  #: that a leader may have in play-off and confirmation: with one more it leads no longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +196,10 @@ class TrialRecord:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"not a trial record: {error!r}") from None
+
+
+def given_up(records: Iterable[TrialRecord]) -> frozenset[TrialConfig]:
+    """Configurations that failed in play-off and confirmation more than once, for another reason than memory: they lead no longer."""
+    later = (r for r in records if r.role in (Role.PLAYOFF, Role.CONFIRMATION))
+    failed = Counter(r.config for r in later if r.outcome is Outcome.FAILED and not r.interrupted)
+    return frozenset(config for config, times in failed.items() if times > FAILURES_ALLOWED)

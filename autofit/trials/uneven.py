@@ -72,9 +72,7 @@ def at_mean_batch(seconds: tuple[float, ...], sizes: BatchSizes) -> tuple[float,
     """
     if sizes.mean is None or sizes.mean_square is None or len(seconds) != len(sizes.measured):
         return seconds
-    points = np.array([*sizes.measured, *([sizes.longest] * len(sizes.longest_seconds) if sizes.longest else [])], dtype=np.float64)
-    times = np.array([*seconds, *(sizes.longest_seconds if sizes.longest else ())], dtype=np.float64)
-    curve = _curve(points, times)
+    curve = _curve(*_seen(seconds, sizes))
     if curve is None:
         return seconds
     fixed, linear, square = curve
@@ -83,6 +81,38 @@ def at_mean_batch(seconds: tuple[float, ...], sizes: BatchSizes) -> tuple[float,
     return tuple(
         max(floor, t - (fixed + linear * size + square * size**2) + whole) for t, size in zip(seconds, sizes.measured)
     )
+
+
+def mean_batch_error(seconds: tuple[float, ...], sizes: BatchSizes) -> tuple[float, int] | None:
+    """Variance of the mean of `at_mean_batch` and its degrees of freedom; None where no curve was fitted, or no batch is left to check it.
+
+    That mean is linear in the times: their own mean, and the curve's difference between an epoch's batches and those seen. The scatter about the
+    curve is relative, and each of the curve's terms costs a degree of freedom.
+    """
+    if sizes.mean is None or sizes.mean_square is None or len(seconds) != len(sizes.measured):
+        return None
+    points, times = _seen(seconds, sizes)
+    curve = _curve(points, times)
+    terms = [] if curve is None else [power for power, value in enumerate(curve) if value > 0]
+    freedom = len(times) - len(terms)
+    if curve is None or freedom < 1:
+        return None
+    scale = points.max()
+    form = np.stack([(points / scale) ** power for power in terms], axis=1)
+    fitted = form @ np.array([curve[power] * scale**power for power in terms])
+    epoch = np.array([(1.0, sizes.mean / scale, sizes.mean_square / scale**2)[power] for power in terms])
+    count = len(seconds)
+    shares = (epoch - form[:count].mean(axis=0)) @ np.linalg.pinv(form / fitted[:, None]) / fitted
+    shares[:count] += 1 / count
+    scatter = float((((times - fitted) / fitted) ** 2).sum()) / freedom
+    return scatter * float(((shares * fitted) ** 2).sum()), freedom
+
+
+def _seen(seconds: tuple[float, ...], sizes: BatchSizes) -> tuple[Array, Array]:
+    """Sizes and times that the curve goes through: of the measured batches, then of the longest."""
+    longest = [sizes.longest] * len(sizes.longest_seconds) if sizes.longest else []
+    times = [*seconds, *(sizes.longest_seconds if sizes.longest else ())]
+    return np.array([*sizes.measured, *longest], dtype=np.float64), np.array(times, dtype=np.float64)
 
 
 def _curve(sizes: Array, times: Array) -> tuple[float, float, float] | None:

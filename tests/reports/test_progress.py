@@ -114,6 +114,14 @@ def test_play_off_and_skipped_trials_do_not_use_up_the_budget() -> None:
     assert count.left() == "2 of 5 trials, 1 more to settle, 1 skipped, 0.0 s elapsed"
 
 
+def test_interrupted_trials_use_up_no_budget() -> None:
+    count = tally(trials=5)
+    count.add(make_record(0, SLOW, 40.0))
+    for role in (Role.SEARCH, Role.PLAYOFF):
+        count.add(make_record(1, FAST, reason=Reason.INTERRUPTED, role=role))
+    assert count.left() == "1 of 5 trials, 0.0 s elapsed"
+
+
 def test_time_left_is_counted_down_and_never_negative() -> None:
     clock = Clock()
     count = tally(timeout_seconds=100.0, clock=clock)

@@ -236,6 +236,28 @@ def test_a_configuration_that_failed_once_to_fit_is_not_listed_with_a_speed() ->
     assert TIED.label() in "\n".join(unmeasured_lines(result, measured(result), 140, None))
 
 
+def test_runs_that_failed_are_listed_though_others_of_the_configuration_completed() -> None:
+    crash = [make_record(8 + n, WINNER, reason=Reason.CRASH, role=Role.CONFIRMATION, message="killed by SIGSEGV") for n in range(2)]
+    cut = make_record(10, TIED, reason=Reason.INTERRUPTED, role=Role.PLAYOFF)
+    result = result_of([r for r in records() if r.role is not Role.CONFIRMATION] + [*crash, cut])
+    told = [line for line in unmeasured_lines(result, measured(result), 140, None) if WINNER.label() in line]
+    assert len(told) == 1, "once per role"
+    assert "confirm run, others completed: crashed: killed by SIGSEGV" in told[0]
+    assert WINNER.label() in "\n".join(measured_lines(result, measured(result), 140, None))
+    assert not any(TIED.label() in line for line in unmeasured_lines(result, measured(result), 140, None))
+    unconfirmed = dataclasses.replace(result, confirmed=False)
+    assert "Not confirmed: its run at full accumulation and longest length failed." in standing_lines(unconfirmed, 100)
+
+
+def test_a_playoff_that_ended_too_early_is_not_called_a_tie() -> None:
+    result = dataclasses.replace(result_of(), settled=False)
+    said = " ".join(standing_lines(result, 100))
+    assert f"Not separated yet from {TIED.label()}" in said
+    assert "beyond the noise" not in said
+    assert "= not separated from it yet" in "\n".join(measured_lines(result, measured(result), 140, None))
+    assert TuneResult.from_json(result.to_json()) == result
+
+
 def test_long_tables_are_cut_and_say_how_many_more_and_where() -> None:
     sizes = [1, 2, 4, 8, 16, 32, 64]
     given = [make_record(i, make_config(b), 10.0 + b) for i, b in enumerate(sizes)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from autofit.reports.report import report_lines
 from autofit.reports.report_after import (
     after_lines,
@@ -57,10 +59,38 @@ def test_a_loader_that_nothing_helped_is_said_and_one_that_failed_has_its_cause(
     result = result_with(waiting(0, (), 100.0, Role.SEARCH), failed)
     line = loader_line(result)
     assert line is not None
-    assert "none of the settings tried was faster (dataloader_num_workers=4)" in line
+    assert "none of the settings tried was faster beyond the noise (dataloader_num_workers=4)" in line
     (warning,) = of_loader(WINNER, result.trials)
     assert warning.code == "loader_failed"
     assert warning.message.endswith("dataloader_num_workers=4: RuntimeError: a lock")
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [(Reason.OUT_OF_MEMORY, "did not fit"), (Reason.CRASH, "crashed"), (Reason.INTERRUPTED, "was not confirmed"), (None, "was not confirmed")],
+)
+def test_settings_that_were_faster_and_did_not_become_the_answer_are_said(reason: Reason | None, says: str) -> None:
+    records = [waiting(0, (), 100.0, Role.SEARCH), waiting(1, WORKERS, 200.0, Role.LOADER)]
+    if reason is not None:
+        records.append(make_record(2, records[1].config, role=Role.CONFIRMATION, reason=reason))
+    line = loader_line(result_with(*records))
+    assert line is not None
+    assert "it was 2.00x as fast, but" in line
+    assert says in line
+    assert "none of the settings" not in line
+    (warning,) = of_loader(WINNER, records)
+    assert warning.code == "loader_lost"
+    assert "dataloader_num_workers=4, dataloader_pin_memory=False" in warning.message
+    assert says in warning.message
+    assert len(warning.message.splitlines()) == 1
+
+
+def test_settings_that_were_faster_within_the_noise_only_are_no_loss() -> None:
+    records = (waiting(0, (), 100.0, Role.SEARCH), waiting(1, WORKERS, 100.3, Role.LOADER))
+    line = loader_line(result_with(*records))
+    assert line is not None
+    assert "none of the settings tried was faster beyond the noise" in line
+    assert of_loader(WINNER, records) == []
 
 
 def test_nothing_is_said_where_nothing_was_tried() -> None:

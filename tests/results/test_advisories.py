@@ -53,6 +53,17 @@ def test_a_sound_winner_needs_no_word() -> None:
     assert of_winner(make_record(0, CONFIG, 100.0)) == []
 
 
+def test_a_confirmation_that_failed_is_told_with_its_cause() -> None:
+    crash = [make_record(n, CONFIG, reason=Reason.CRASH, role=Role.CONFIRMATION, message="killed by SIGSEGV") for n in (1, 2)]
+    (warning,) = of_winner(make_record(0, CONFIG, 100.0), *crash, confirmed=False)
+    assert one_line([warning]) == ["not_confirmed"]
+    assert "run 2 times at full accumulation" in warning.message
+    assert "killed by SIGSEGV" in warning.message
+    cut = make_record(1, CONFIG, reason=Reason.INTERRUPTED, role=Role.CONFIRMATION)
+    (warning,) = of_winner(make_record(0, CONFIG, 100.0), cut, confirmed=False)
+    assert "completed no run" in warning.message
+
+
 def test_an_answer_that_was_not_confirmed_or_was_interrupted_is_said() -> None:
     record = make_record(0, CONFIG, 100.0)
     assert one_line(of_winner(record, confirmed=False)) == ["not_confirmed"]

@@ -196,6 +196,29 @@ def test_an_unsound_value_is_not_one_that_does_not_fit() -> None:
     assert "bf16 did not fit" in text
 
 
+def test_a_value_that_completed_in_a_precision_that_departs_is_not_said_to_have_failed() -> None:
+    half = make_config(16, precision=BF16)
+    records = [
+        make_record(0, BASE, 100.0, jitter=0.0),
+        make_record(1, half, 300.0, jitter=0.0),
+        make_record(2, half.but(optim=BNB), 200.0, jitter=0.0),
+        make_record(3, half, reason=Reason.DEPARTS_FROM_FP32, role=Role.CONFIRMATION),
+    ]
+    result = make_result(records)
+    text = "\n".join(knob_lines(result, {e.config.key(): e for e in estimates(records).values()}, 140))
+    assert "did not complete" not in text
+    assert "bf16 did not train soundly" in text
+    assert "16 ran only in a precision that departs from fp32" in text
+    assert f"{BNB} ran only in a precision that departs from fp32" in text
+
+
+def test_a_run_that_was_cut_off_does_not_hide_that_another_did_not_fit() -> None:
+    fp16 = make_config(64, precision=FP16)
+    records = [make_record(0, BASE, 100.0), make_record(1, fp16, reason=Reason.OUT_OF_MEMORY), make_record(2, fp16, reason=Reason.INTERRUPTED)]
+    text = "\n".join(knob_lines(make_result(records), estimates(records), 140))
+    assert "fp16 did not fit" in text
+
+
 def test_a_value_that_never_completed_has_no_speed() -> None:
     records = [make_record(0, BASE, 100.0), make_record(1, BASE.but(optim=BNB), reason=Reason.OUT_OF_MEMORY)]
     (worth,) = knob_worths(make_result(records))

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from autofit.problem.config import Scalar, TrialConfig
-from autofit.results.loader import LoaderStep, kept_settings, next_step, wait_share, window_seconds
+from autofit.results.loader import (
+    LoaderStep,
+    kept_settings,
+    lost_settings,
+    next_step,
+    wait_share,
+    window_seconds,
+)
 from autofit.trials.trial import LOADER_KNOBS, Failure, Outcome, Reason, Role, TrialRecord
 from tests.builders import make_config, make_record
 
@@ -90,6 +97,20 @@ def test_a_loader_that_fails_with_workers_is_left_as_it_is() -> None:
     tried, step = walk(lambda s: None if s else 10.0)
     assert tried == [{WORKERS: 2}]
     assert step.best == WINNER
+
+
+def test_of_one_sample_nothing_is_faster_until_the_confirmation_says_how_much_it_scatters() -> None:
+    def sampled(record: TrialRecord, samples: int) -> TrialRecord:
+        assert record.measurement is not None
+        one = {name: getattr(record.measurement, name)[:samples] for name in ("micro_step_seconds", "fetch_seconds", "update_seconds")}
+        return replace(record, measurement=replace(record.measurement, **one))
+
+    fast = WINNER.but(extra=((WORKERS, 2),))
+    records = [sampled(run(WINNER, 10.0), 1), run(fast, 20.0, Role.LOADER, wait_seconds=0.0)]
+    assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == WINNER
+    assert lost_settings(WINNER, records) is None
+    records.append(run(WINNER, 10.0, Role.CONFIRMATION))
+    assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == fast
 
 
 def test_nothing_more_is_tried_once_the_loader_does_not_hold_back() -> None:

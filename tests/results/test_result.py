@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import random
 import sys
 from dataclasses import replace
@@ -275,6 +277,48 @@ def test_a_result_with_an_impossible_configuration_is_refused() -> None:
     best = {**GOOD["best"], "config": {**GOOD["best"]["config"], "per_device_train_batch_size": 0}}
     with refused("per_device_train_batch_size must be a positive integer", kind=FileFormatError):
         TuneResult.from_json({**GOOD, "best": best})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0, -1, 10**400, 1e300])
+@pytest.mark.parametrize("place", [("best", "samples_per_second"), ("best", "interval", "high"), ("speedup", "defaults"), ("best", "runs")])
+def test_numbers_that_no_search_can_have_are_refused(value: float, place: tuple[str, ...]) -> None:
+    data = copy.deepcopy(GOOD)
+    inner = data
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with refused("^the result file cannot be read: ", hint="edited by hand", kind=FileFormatError) as caught:
+        TuneResult.from_json(data)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", [("cost", "seconds"), ("device", "total_memory_bytes"), ("trials",), ("model",)])
+@pytest.mark.parametrize("value", [math.nan, 10**400])
+def test_numbers_that_cannot_be_printed_are_refused_wherever_they_stand(value: float, place: tuple[str, ...]) -> None:
+    data = copy.deepcopy(GOOD)
+    if place == ("trials",):
+        data["trials"][0]["seconds"] = value
+    elif place == ("model",):
+        data["model"] = {"config": {"deep": [value]}}
+    else:
+        data[place[0]][place[1]] = value
+    with refused("^the result file cannot be read: ", hint="edited by hand", kind=FileFormatError):
+        TuneResult.from_json(data)
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
+def test_constants_that_json_does_not_know_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "best.json"
+    path.write_text(json.dumps(GOOD).replace('"confirmed": ', f'"noise": {name}, "confirmed": '))
+    with refused(f"is not JSON: {name} is no number of JSON", kind=FileFormatError):
+        load(path)
+
+
+def test_a_winner_of_another_effective_batch_or_that_no_trial_ran_is_refused() -> None:
+    for change, says in (({"gradient_accumulation_steps": 96}, "effective batch"), ({"optim": "lion"}, "none of the trials")):
+        best = {**GOOD["best"], "config": {**GOOD["best"]["config"], **change}}
+        with refused(f"cannot be read: .*{says}", hint="edited by hand", kind=FileFormatError):
+            TuneResult.from_json({**GOOD, "best": best})
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:

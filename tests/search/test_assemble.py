@@ -75,6 +75,29 @@ def assembled(
     )
 
 
+def test_defaults_that_ran_in_a_precision_that_departs_are_not_said_not_to_have_run() -> None:
+    half = make_config(5, 50, precision=Precision.BF16, optim=OPTIM)
+    plain = make_config(25, 50, optim=OPTIM)
+    records = [
+        make_record(0, half, 100.0, role=Role.DEFAULTS),
+        make_record(1, plain, 90.0),
+        make_record(2, RIVAL, 300.0),
+        make_record(3, RIVAL, reason=Reason.DEPARTS_FROM_FP32, role=Role.CONFIRMATION),
+    ]
+    finding = replace(FINDING, winner=plain, tied=(plain,), hand_recipe=None)
+    result = assemble(
+        finding=finding, records=records, spec=SPEC, space=SPACE, device=GPU, memory_limit_bytes=16 * GIB, default_optim=OPTIM,
+        untested={}, argument_defaults={**ARGUMENT_DEFAULTS, "bf16": True},
+    )  # fmt: skip
+    assert result.baselines["defaults"].config == half
+    assert result.baselines["defaults"].note == "bf16 was found to depart from fp32"
+
+
+def test_interrupted_trials_are_not_counted_as_searched() -> None:
+    cut = make_record(8, RIVAL, reason=Reason.INTERRUPTED, seconds=2.0)
+    assert assembled([*RECORDS, cut]).cost.trials == assembled().cost.trials
+
+
 def test_the_figures_are_those_of_the_records() -> None:
     result = assembled()
     known = estimates(RECORDS)

@@ -171,6 +171,13 @@ def test_why_there_is_no_hand_recipe_is_said_as_it_was(
     assert why_no_hand_recipe(recipes, records, skipped=lambda c: failure) == said
 
 
+def test_powers_of_two_that_are_not_searched_are_not_said_not_to_fit() -> None:
+    recipes = ladder(64)[5:]
+    records = [make_record(0, recipes[0], reason=Reason.OUT_OF_MEMORY)]
+    said = "without checkpointing batch 32 does not fit, and no smaller power of two is searched"
+    assert why_no_hand_recipe(recipes, records, skipped=lambda c: None) == said
+
+
 def test_a_hand_recipe_that_exists_needs_no_excuse() -> None:
     recipes = ladder(4)
     assert why_no_hand_recipe(recipes, [make_record(0, recipes[1], 10.0)], skipped=lambda c: None) is None

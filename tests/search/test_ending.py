@@ -18,7 +18,7 @@ from autofit.search.ending import (
     shortfall,
     signature,
 )
-from autofit.trials.trial import Failure, Reason, TrialRecord
+from autofit.trials.trial import OUTSIDE, Failure, Reason, Role, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
 
@@ -108,11 +108,27 @@ def test_a_training_that_fails_where_it_would_fit_is_not_a_lack_of_memory(reason
 
 @pytest.mark.parametrize("reason", [Reason.UNSUPPORTED, Reason.CRASH, Reason.ERROR])
 def test_what_fails_beside_baselines_that_were_not_asked_for_is_not_a_lack_of_memory(reason: Reason) -> None:
-    records = [make_record(0, ONE, 10.0), make_record(1, HALF, reason=reason, message="asked for 'bf16', the run had 'fp32'")]
+    records = [make_record(0, ONE, 10.0, why=OUTSIDE), make_record(1, HALF, reason=reason, message="asked for 'bf16', the run had 'fp32'")]
     error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
     assert isinstance(error, SearchFailed)
     assert str(error) == "no trial completed but baselines that were not asked for: 1 failed: asked for 'bf16', the run had 'fp32'"
     assert "--precision" in (error.hint or "")
+
+
+def test_trials_that_completed_and_were_lost_again_are_told_as_that() -> None:
+    records = [
+        make_record(0, ONE, 10.0),
+        make_record(1, ONE, reason=Reason.OUT_OF_MEMORY, role=Role.CONFIRMATION, message="CUDA out of memory"),
+        make_record(2, HALF, reason=Reason.ERROR, message="boom"),
+    ]
+    given = {"stopped": "the time is spent", "effective_batch": 64, "limit_bytes": GIB, "predicted_bytes": []}
+    for left in (0, 3):
+        said = str(nothing_completed(records, left=left, **given))  # type: ignore[arg-type]
+        assert "the only configuration that completed did not hold when it was run again or checked" in said
+        assert "CUDA out of memory" in said
+        assert "not asked for" not in said
+    records += [make_record(3, HALF, 10.0), make_record(4, HALF, reason=Reason.DEPARTS_FROM_FP32, role=Role.CONFIRMATION, message="departs")]
+    assert "none of the 2 configurations that completed held" in str(nothing_completed(records, left=3, **given))  # type: ignore[arg-type]
 
 
 def test_what_fits_and_trains_unsoundly_is_not_a_lack_of_memory() -> None:

@@ -115,6 +115,19 @@ def test_a_winner_that_does_not_pass_with_workers_stays_without(monkeypatch: pyt
     assert epilogue.finding.winner == played.finding.winner
 
 
+def test_settings_that_could_not_be_confirmed_in_time_are_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autofit.search.epilogue.cores", lambda: 2)
+    device = Device(wait=1.0)
+
+    def script(request: TrialRequest, before: int) -> TrialResult:
+        if request.full_length and WORKERS in dict(request.config.extra):
+            raise KeyboardInterrupt
+        return device(request, before)
+
+    _, epilogue = afterwards(script)  # type: ignore[arg-type]
+    assert [w.message for w in epilogue.warnings] == ["interrupted: the loader's settings that were faster were not confirmed"]
+
+
 def test_evaluation_is_tried_until_it_fits() -> None:
     played, epilogue = afterwards(Device(fits=20), asked=64)
     assert epilogue.evaluation is not None
@@ -141,13 +154,15 @@ def test_an_evaluation_that_fails_does_not_lose_the_answer(reason: Reason) -> No
     assert epilogue.evaluation.failure == "why it failed"
 
 
-@pytest.mark.parametrize("kind", ["loader", "evaluation"])
-def test_an_interrupt_leaves_the_answer_of_the_search(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "left"), [("loader", "the loader's settings were not all tried and evaluation was not tried"), ("evaluation", "evaluation was not tried")]
+)
+def test_an_interrupt_leaves_the_answer_of_the_search(kind: str, left: str) -> None:
     played, epilogue = afterwards(Device(wait=1.0, instead={kind: KeyboardInterrupt()}), asked=8)
     assert played.finding is not None
     assert epilogue.finding.confirmed
     assert not epilogue.finding.interrupted, "the search itself had ended"
-    assert [w.message for w in epilogue.warnings] == ["interrupted: evaluation was not tried"]
+    assert [w.message for w in epilogue.warnings] == [f"interrupted: {left}"]
     assert without_loader(epilogue.finding.winner) == played.finding.winner
     assert epilogue.evaluation is None
 

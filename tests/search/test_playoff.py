@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,9 +126,56 @@ def test_without_a_completed_record_there_is_nothing_to_decide() -> None:
         decide((), tolerance=0.01)
 
 
-@pytest.mark.parametrize("freedom", [5, 10, 30])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 10, 30])
 def test_quantiles_agree_with_the_table(freedom: int) -> None:
-    assert student_quantile(0.95, freedom) == pytest.approx(t_quantile(freedom), rel=0.005)
+    assert student_quantile(0.95, freedom) == pytest.approx(t_quantile(freedom), rel=0.0005)
+
+
+def met(speeds: Sequence[float], scatter: float, rng: np.random.Generator, within: float = 0.003) -> list[TrialRecord]:
+    """Twelve rounds of leaders with noise of their own in each run, beside the drift of the round and the jitter within runs."""
+    configs = [TrialConfig(per_device_train_batch_size=2**i) for i in range(len(speeds))]
+    drift = rng.normal(0.0, 0.02, LOOKS[-1])
+
+    def record(config: TrialConfig, role: Role, log_speed: float) -> TrialRecord:
+        seconds = 0.1 * config.per_device_train_batch_size * math.exp(-log_speed)
+        samples = tuple(float(s) for s in seconds * np.exp(rng.normal(0.0, within * 12**0.5, 12)))
+        return TrialRecord(number=0, config=config, role=role, outcome=Outcome.COMPLETED, measurement=Measurement(micro_step_seconds=samples))
+
+    found = [record(c, Role.SEARCH, s) for c, s in zip(configs, speeds)]
+    for shift in drift:
+        found += [record(c, Role.PLAYOFF, s + float(shift + rng.normal(0.0, scatter))) for c, s in zip(configs, speeds)]
+    return [replace(r, number=n) for n, r in enumerate(found)]
+
+
+@pytest.mark.parametrize("leaders", [2, 5])
+@pytest.mark.parametrize("scatter", [0.0, 0.01])
+def test_equal_configurations_are_tied_whether_or_not_runs_have_noise_of_their_own(leaders: int, scatter: float) -> None:
+    rng, plays = np.random.default_rng(1), 120
+    tied = sum(len(decide(met([0.0] * leaders, scatter, rng), tolerance=0.01).tied) == leaders for _ in range(plays))
+    assert tied >= 0.95 * plays - 4
+
+
+@pytest.mark.parametrize("leaders", [2, 5])
+@pytest.mark.parametrize("scatter", [0.003, 0.01])
+def test_three_percent_are_found_though_runs_have_noise_of_their_own(leaders: int, scatter: float) -> None:
+    rng = np.random.default_rng(2)
+    verdicts = [decide(met([0.03] + [0.0] * (leaders - 1), scatter, rng), tolerance=0.01) for _ in range(40)]
+    assert sum(len(v.tied) == 1 and v.winner.per_device_train_batch_size == 1 for v in verdicts) >= 36
+
+
+def test_a_playoff_that_is_cut_off_keeps_the_rules_of_ties_and_names_all_that_are_not_separated() -> None:
+    plain, lossy, slower = make_config(8), make_config(8, optim="adafactor"), make_config(4)
+    records = [
+        make_record(0, plain, 998.0, jitter=0.05, needed_bytes=9 * GIB),
+        make_record(1, lossy, 1000.0, jitter=0.05, needed_bytes=8 * GIB),
+        make_record(2, slower, 970.0, jitter=0.05, needed_bytes=7 * GIB),
+    ]
+    verdict = decide(records, tolerance=0.01, keeps=lambda config: config != lossy)
+    assert verdict.next_round
+    assert not verdict.settled
+    assert verdict.winner == plain, "as fast but for the tolerance, and it leaves the mathematics as it is"
+    assert set(verdict.tied) == {plain, lossy, slower}, "one that needs less memory than the fastest is not dropped"
+    assert decide(records, tolerance=0.01).winner == lossy, "the lower memory of those as fast, where nothing else is known"
 
 
 @pytest.mark.parametrize("workers", [0, 4])

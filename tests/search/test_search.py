@@ -29,7 +29,6 @@ from autofit.results.result import TuneResult, estimates
 from autofit.search.baselines import plain_defaults
 from autofit.search.conduct import FAILURES_ALIKE
 from autofit.search.playoff import find_leaders
-from autofit.search.search import CONFIRMATIONS
 from autofit.search.tuning import run_search
 from autofit.study.study import CONSTRAINT, RECORD
 from autofit.testing import simulated_landscape
@@ -503,9 +502,35 @@ def test_a_time_limit_of_one_trial_is_a_failure_of_that_trial() -> None:
 def test_a_budget_within_which_nothing_completed_is_not_nothing_fits() -> None:
     limit = needed_bytes(GRID)[plain_defaults(64, FUSED)] - 1
     prepared = prepare(GRID, limit=limit, trials=1)
-    with refused("budget of 1 trials is spent, and no trial has completed", hint="--trials") as caught:
+    with refused("budget of 1 trials is spent, and no trial completed", hint="--trials") as caught:
         prepared.run()
     assert caught.value.exit_code == UserError.exit_code
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("trials", [1, 2, 3])
+def test_baselines_that_were_not_asked_for_leave_a_trial_for_what_was(sampler: str, trials: int) -> None:
+    narrow = simulated_landscape(64, precisions=(Precision.BF16,), optims=("adafactor",))
+    outside = {plain_defaults(64, FUSED), *(config(size) for size in (1, 2, 4, 8, 16, 32, 64))}
+    played = play(
+        narrow,
+        sampler=sampler,
+        trials=trials,
+        baselines_outside_space=True,
+        script=lambda request, _: instant(request.config) if request.config in outside else None,
+    )
+    assert played.finding is not None
+    assert played.finding.winner.optim == "adafactor"
+    ran = played.asked(*BEFORE_PLAYOFF)
+    assert len(ran) <= trials
+    assert sum(c in outside for c in ran) <= trials - 1
+
+
+def test_what_completed_and_was_lost_again_is_not_said_to_be_a_baseline() -> None:
+    script: Script = lambda request, _: failed(Reason.OUT_OF_MEMORY, "CUDA out of memory") if request.full_length else None  # noqa: E731
+    prepared = prepare(GRID, script=script, trials=1)
+    with refused("the only configuration that completed did not hold when it was run again or checked: 8x8 fp32 .*CUDA out of memory"):
+        prepared.run()
 
 
 # -- interruptions ----------------------------------------------------------------------------------------------------
@@ -645,21 +670,99 @@ def test_a_search_that_lost_its_winner_and_has_no_trial_left_does_not_say_that_n
     assert "budget" in played.finding.stopped
 
 
-def test_confirmations_that_never_pass_end_with_an_answer_that_is_not_confirmed() -> None:
+@pytest.mark.parametrize("losses", [3, 5])
+def test_as_many_winners_are_confirmed_as_it_takes(losses: int) -> None:
+    played = prepare(GRID, script=lambda request, _: failed(Reason.OUT_OF_MEMORY) if request.full_length and lost() < losses else None)
+
+    def lost() -> int:
+        return sum(r.outcome is Outcome.INFEASIBLE for r in played.records)
+
+    finding = played.run()
+    assert finding.confirmed
+    assert played.asked(Role.CONFIRMATION)[-1] == finding.winner
+    assert len(played.asked(Role.CONFIRMATION)) == losses + 1
+
+
+def test_confirmations_that_never_pass_end_with_the_time_and_an_answer_that_is_not_confirmed() -> None:
     played = play(
-        GRID, script=lambda request, _: failed(Reason.OUT_OF_MEMORY) if request.full_length else None
+        GRID, script=lambda request, _: failed(Reason.OUT_OF_MEMORY) if request.full_length else None, seconds=2.0, timeout_seconds=40.0
     )
     assert played.finding is not None
     assert not played.finding.confirmed
-    assert len(played.asked(Role.CONFIRMATION)) == CONFIRMATIONS
+    assert "before the winner was confirmed" in played.finding.stopped or "nothing was left" in played.finding.stopped
     assert played.finding.winner not in played.asked(Role.CONFIRMATION)
 
 
-def test_a_confirmation_that_fails_for_another_reason_leaves_the_winner_unconfirmed() -> None:
-    played = play(GRID, script=lambda request, _: failed(Reason.CRASH) if request.full_length else None)
+@pytest.mark.parametrize("reason", [Reason.TIMEOUT, Reason.ERROR])
+def test_a_confirmation_that_fails_for_another_reason_leaves_the_winner_unconfirmed(reason: Reason) -> None:
+    played = play(GRID, script=lambda request, _: failed(reason) if request.full_length else None)
     assert played.finding is not None
     assert not played.finding.confirmed
     assert played.asked(Role.CONFIRMATION) == [played.finding.winner]
+
+
+def test_a_winner_that_crashes_again_where_it_is_confirmed_makes_place_for_the_next() -> None:
+    best = fastest_that_fits(GRID, 16 * GIB)
+    played = play(GRID, script=lambda request, _: failed(Reason.CRASH) if request.full_length and request.config == best else None)
+    assert played.finding is not None
+    assert played.finding.confirmed
+    assert played.finding.winner != best
+    assert played.asked(Role.CONFIRMATION) == [best, best, played.finding.winner]
+    assert f"beat {best.label()} " not in played.finding.stopped
+
+
+def test_where_every_confirmation_crashes_the_search_does_not_try_them_all() -> None:
+    played = play(GRID, script=lambda request, _: failed(Reason.CRASH) if request.full_length else None)
+    assert played.finding is not None
+    assert not played.finding.confirmed
+    assert len(played.asked(Role.CONFIRMATION)) == 2 * FAILURES_ALIKE
+    assert "crashed where they were confirmed" in played.finding.stopped
+
+
+def test_a_confirmation_that_crashed_once_is_run_again() -> None:
+    crashes = [failed(Reason.CRASH)]
+    played = play(GRID, script=lambda request, _: crashes.pop() if request.full_length and crashes else None)
+    assert played.finding is not None
+    assert played.finding.confirmed
+    assert played.asked(Role.CONFIRMATION) == [played.finding.winner] * 2
+
+
+@pytest.mark.parametrize("seed", [3, 8, 10])
+@pytest.mark.parametrize("reason", [Reason.OUT_OF_MEMORY, Reason.CRASH, Reason.NON_FINITE_LOSS])
+def test_a_leader_that_is_lost_in_the_playoff_reopens_the_search(seed: int, reason: Reason) -> None:
+    landscape = simulated_landscape(
+        64, precisions=(Precision.BF16, Precision.FP16, Precision.FP32), optims=(FUSED,), jitter=0.02, update_seconds=0.0005,
+        launch_seconds=0.03, seconds_per_sample=0.002, seed=seed, total_memory_bytes=80 * GIB,
+    )  # fmt: skip
+
+    def large(found: TrialConfig) -> bool:
+        return found.per_device_train_batch_size >= 32 and not found.gradient_checkpointing
+
+    def script(request: TrialRequest, before: int) -> TrialResult | None:
+        again = any(r.config == request.config for r in played.records)
+        return failed(reason, seconds=1.0) if large(request.config) and again else None
+
+    played = prepare(landscape, script=script, seed=seed, memory=Oracle(needed_bytes(landscape)))
+    finding = played.run()
+    lost = [r for r in played.records if r.role is Role.PLAYOFF and r.outcome is not Outcome.COMPLETED]
+    assert lost
+    left = {c: speed for c, speed in speeds(landscape).items() if not large(c)}
+    assert finding.confirmed
+    assert left[finding.winner] >= 0.95 * max(left.values())
+    assert not any(f"beat {r.config.label()} " in finding.stopped for r in lost), "what was lost is no best"
+    certificate = played.study.sampler.certificate(played.records)  # type: ignore[attr-defined]
+    assert certificate is not None
+    assert finding.stopped == certificate.statement
+
+
+def test_a_certificate_that_lost_its_ground_is_not_repeated() -> None:
+    played = play(GRID)
+    assert played.finding is not None
+    searched = played.finding.stopped
+    played.search._trials.reject(played.finding.winner, Failure(reason=Reason.OUT_OF_MEMORY, message="out of memory"), "a later run")
+    stopped = played.search._finding(False).stopped
+    assert stopped != searched
+    assert "may still be faster" in stopped or f"beat {played.finding.winner.label()} " not in stopped
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -15,6 +16,7 @@ from autofit.problem.config import TrialConfig
 from autofit.trials.landscape import SCHEMA, VERSION, Landscape, Point
 from autofit.trials.measurement import Measurement, Memory
 from autofit.trials.trial import AFTER_SEARCH
+from autofit.trials.uneven import BatchSizes
 from tests.refusals import refused
 from tests.strategies import landscapes
 
@@ -52,6 +54,36 @@ def test_only_points_are_needed() -> None:
 def test_a_point_without_a_measurement_was_out_of_memory() -> None:
     assert Point(config=CONFIG).to_json() == {"config": CONFIG.to_json(), "outcome": "oom"}
     assert Point.from_json({"config": CONFIG.to_json(), "outcome": "oom"}) == Point(config=CONFIG)
+
+
+def test_uneven_batches_of_several_runs_keep_an_epochs_time() -> None:
+    rng = np.random.default_rng(0)
+    epoch = rng.lognormal(6.0, 0.8, size=4000)
+
+    def run() -> Measurement:
+        sizes = rng.choice(epoch, 12)
+        told = BatchSizes(measured=tuple(sizes), mean=float(epoch.mean()), mean_square=float((epoch**2).mean()))
+        return Measurement(micro_step_seconds=tuple(0.002 + 1e-5 * sizes), update_seconds=(0.01, 0.01, 0.04), sizes=told)
+
+    truth = 0.002 + 1e-5 * float(epoch.mean())
+    one = Point(config=CONFIG, measurement=run())
+    joined = one.joined(run())
+    loaded = Point.from_json(json.loads(json.dumps(one.to_json())))
+    for point in (one, joined, joined.joined(run()), loaded, loaded.joined(run())):
+        for kept in (point, Point.from_json(json.loads(json.dumps(point.to_json())))):
+            assert kept.measurement is not None
+            assert kept.measurement.t_micro == pytest.approx(truth, rel=1e-6)
+            assert kept.measurement.t_update == pytest.approx(0.02), "the mean, as beside uneven batches"
+    assert joined.runs == 2
+
+
+def test_waits_for_workers_are_kept_without_their_bursts() -> None:
+    bursts = Measurement(
+        micro_step_seconds=(0.1,) * 8, fetch_seconds=(0.0, 0.0, 0.0, 0.4) * 2, facts={"loader": {"dataloader_num_workers": 4}}
+    )
+    kept = Point.from_json(Point(config=CONFIG, measurement=bursts).to_json()).measurement
+    assert kept is not None
+    assert kept.t_fetch == pytest.approx(bursts.t_fetch)
 
 
 def test_an_empty_landscape_is_refused() -> None:

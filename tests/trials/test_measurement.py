@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.trials.measurement import Interval, Measurement, Memory, pooled_interval, t_quantile, throughput
+from autofit.trials.measurement import (
+    UNKNOWN,
+    Interval,
+    Measurement,
+    Memory,
+    pooled_interval,
+    t_quantile,
+    throughput,
+)
 from tests.refusals import refused
 from tests.strategies import intervals, measurements, seconds
 
@@ -105,8 +115,47 @@ def test_accumulation_never_makes_a_sample_slower_and_never_beats_the_micro_step
 @given(measurements())
 def test_the_interval_is_ordered_and_the_same_every_time(measurement: Measurement) -> None:
     interval = measurement.interval(**SIZES)
-    assert 0 < interval.low <= interval.high
+    assert 0 <= interval.low <= interval.high < math.inf
+    assert interval.known == (len(measurement.micro_step_seconds) > 1)
+    assert not interval.known or interval.low > 0
     assert measurement.interval(**SIZES) == interval
+
+
+def covered(micro: float, accumulation: int, measured: int, rng: random.Random) -> bool:
+    """Whether the interval of a run of `measured` micro-steps holds the true speed."""
+    updates = max(1, measured // accumulation)
+    run = Measurement(
+        micro_step_seconds=tuple(micro * math.exp(rng.gauss(0, 0.02)) for _ in range(measured)),
+        update_seconds=tuple(0.05 * micro * math.exp(rng.gauss(0, 0.02)) for _ in range(updates)),
+        fetch_seconds=(0.001,) * updates,
+    )
+    interval = run.interval(per_device_train_batch_size=8, gradient_accumulation_steps=accumulation)
+    return interval.known and interval.low <= throughput(8, accumulation, micro, 0.001, 0.05 * micro) <= interval.high
+
+
+@pytest.mark.parametrize(("measured", "accumulation"), [(2, 1), (3, 1), (5, 1), (8, 1), (30, 1), (2, 4), (4, 4)])
+def test_the_interval_holds_the_true_speed_of_a_run_however_few_its_samples(measured: int, accumulation: int) -> None:
+    rng, runs = random.Random(1), 400
+    share = sum(covered(0.5, accumulation, measured, rng) for _ in range(runs)) / runs
+    assert 0.92 <= share <= 0.99
+
+
+def test_one_sample_says_nothing_of_its_spread() -> None:
+    one = Measurement(micro_step_seconds=(0.5,), update_seconds=(0.01,)).interval(**SIZES)
+    many = Measurement(micro_step_seconds=(0.1, 0.1, 0.11)).interval(**SIZES)
+    assert one == UNKNOWN
+    assert not one.known
+    assert one.overlaps(many)
+    assert json.loads(json.dumps(dataclasses.asdict(one), allow_nan=False)) == dataclasses.asdict(one)
+
+
+def test_a_part_of_one_sample_scatters_as_the_micro_step_does() -> None:
+    micro = (0.10, 0.11, 0.12, 0.13)
+    widths = []
+    for updates in ((), (0.4,)):
+        interval = Measurement(micro_step_seconds=micro, update_seconds=updates).interval(**SIZES)
+        widths.append(math.log(interval.high / interval.low))
+    assert 0 < widths[0] < 2 * widths[1]
 
 
 def test_the_interval_holds_the_estimate_and_shrinks_with_the_noise() -> None:

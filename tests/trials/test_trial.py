@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,10 @@ def test_the_speed_is_the_formulas_at_the_configurations_own_accumulation() -> N
     record = TrialRecord(number=0, config=CONFIG, outcome=Outcome.COMPLETED, measurement=MEASURED)
     assert record.samples_per_second == pytest.approx(8.0)
     assert record.interval is not None
-    assert record.interval.low == record.interval.high == pytest.approx(8.0)
+    assert not record.interval.known, "one sample shows no spread"
+    twice = replace(record, measurement=replace(MEASURED, micro_step_seconds=MEASURED.micro_step_seconds * 2))
+    assert twice.interval is not None
+    assert twice.interval.low == twice.interval.high == pytest.approx(8.0)
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.COMPLETED])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,6 +85,22 @@ def test_noise_of_fast_batches_does_not_pull_the_mean_down() -> None:
         told = BatchSizes(measured=tuple(sizes[seen]), mean=float(sizes.mean()), mean_square=float((sizes**2).mean()))
         found.append(statistics.fmean(at_mean_batch(tuple(times), told)))
     assert statistics.fmean(found) == pytest.approx(noisy.mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("count", [4, 8, 30])
+def test_the_interval_of_uneven_batches_holds_the_epochs_speed(count: int) -> None:
+    rng, runs, hits = np.random.default_rng(3), 200, 0
+    for _ in range(runs):
+        sizes = np.minimum(4096, rng.lognormal(6.0, 0.6, size=400))
+        run = short_trial(sizes, count)
+        noisy = tuple(float(t) for t in np.array(run.micro_step_seconds) * rng.lognormal(0.0, 0.02, size=count))
+        assert run.sizes is not None
+        longest = tuple(float(t) for t in np.array(run.sizes.longest_seconds) * rng.lognormal(0.0, 0.02, size=2))
+        run = replace(run, micro_step_seconds=noisy, sizes=replace(run.sizes, longest_seconds=longest))
+        interval = run.interval(per_device_train_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATION)
+        seconds = seconds_of(sizes).mean() + FETCH + UPDATE / ACCUMULATION
+        hits += interval.low <= BATCH / seconds <= interval.high
+    assert 0.92 <= hits / runs <= 0.99
 
 
 def test_without_a_known_mean_nothing_is_adjusted_but_means_count() -> None:
