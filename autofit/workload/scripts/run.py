@@ -25,7 +25,7 @@ from transformers import Trainer, TrainingArguments
 
 import autofit
 from autofit.errors import ScriptError, UserError
-from autofit.problem.script_command import label, named_outputs, read_script
+from autofit.problem.script_command import label, named_outputs, read_script, script_file
 from autofit.problem.script_source import output_directories
 from autofit.processes.protocol import SCRATCH
 from autofit.workload.evaluation import first_rows
@@ -175,7 +175,7 @@ def run_script(
         prefix="autofit-trial-", ignore_cleanup_errors=True, dir=os.environ.get(SCRATCH)
     ) as directory:
         guard = WriteGuard(directory, () if file is None else (os.path.dirname(file),))
-        for output in (*named_outputs(command), *_written_outputs(file)):  # the script may touch them before its arguments are made
+        for output in (*named_outputs(command), *_written_outputs(command)):  # the script may touch them before its arguments are made
             guard.keep(output)
         keeper = ArgumentKeeper(values, directory, on_output=guard.keep)
         run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
@@ -198,8 +198,9 @@ def run_script(
             raise run.why_untrained()
 
 
-def _written_outputs(file: str | None) -> list[str]:
-    """Directories that the script's text names as its arguments' outputs; none of a module's, or of what is not readable."""
+def _written_outputs(command: Sequence[str]) -> list[str]:
+    """Directories that the script's text names as outputs; none of what is not readable."""
+    file = script_file(command)
     try:
         return [] if file is None else output_directories(read_script(file))
     except UserError:
