@@ -64,11 +64,15 @@ def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
     """The error for trials (at least one) that all failed; it keeps the traceback of the first. What all of them refused is the user's mistake."""
     first = failed[0].failure
     assert first is not None
-    if first.refused and alike(failed):
+    if _all_refused(failed):
         return UserError(first.message, hint=first.hint)
     who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
     who += " alike" if len(failed) > 1 and alike(failed) else ""
     return _failed(who, first)
+
+
+def _all_refused(failed: Sequence[TrialRecord]) -> bool:
+    return all(r.failure is not None and r.failure.refused for r in failed)
 
 
 def _failed(who: str, failure: Failure) -> SearchFailed:
@@ -80,8 +84,8 @@ def _failed(who: str, failure: Failure) -> SearchFailed:
     return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)
 
 
-def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
-    """The error where the training itself failed in configurations that may well have fitted; None where memory alone is the cause."""
+def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> AutofitError | None:
+    """The error where the training itself failed in configurations that may well have fitted; None where memory alone is the cause. What all of them refused is the user's mistake."""
     too_large = {r.config for r in records if is_memory_failure(r)}
     failed = [
         r
@@ -91,6 +95,8 @@ def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed 
     ]
     if not failed or failed[0].failure is None:
         return None
+    if not too_large and _all_refused(failed):
+        return UserError(failed[0].failure.message, hint=failed[0].failure.hint)
     completed = any(r.outcome is Outcome.COMPLETED for r in records)
     who = "no trial completed but baselines that were not asked for" if completed else "no trial completed"
     misfits = f"{len(too_large)} did not fit into {format_bytes(limit_bytes)}, " if too_large else ""

@@ -115,6 +115,13 @@ def test_what_fails_beside_baselines_that_were_not_asked_for_is_not_a_lack_of_me
     assert "--precision" in (error.hint or "")
 
 
+def test_what_all_but_such_baselines_refused_is_the_mistake_of_the_user() -> None:
+    refusal = Failure(reason=Reason.ERROR, message="Own makes fp16=False of fp16=True", refused=True, hint="let it be")
+    records = [make_record(0, ONE, 10.0), replace(make_record(1, HALF, reason=Reason.ERROR), failure=refusal)]
+    error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert (type(error), str(error)) == (UserError, refusal.message)
+
+
 def test_what_fits_and_trains_unsoundly_is_not_a_lack_of_memory() -> None:
     records = [
         make_record(0, TWO, reason=Reason.OUT_OF_MEMORY),

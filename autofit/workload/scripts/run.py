@@ -30,9 +30,10 @@ from autofit.problem.script_source import output_directories
 from autofit.processes.protocol import SCRATCH
 from autofit.workload.evaluation import first_rows
 from autofit.workload.replacing import replaced
-from autofit.workload.scripts.arguments import ArgumentKeeper, Origin, Taken
+from autofit.workload.scripts.arguments import ArgumentKeeper, Taken
 from autofit.workload.scripts.guard import TrainingStopped, WriteGuard
 from autofit.workload.scripts.nets import nets
+from autofit.workload.scripts.origin import Origin
 
 EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 
@@ -46,7 +47,7 @@ class Training:
         model: the Trainer's.
         train: the Trainer's own `train`, without arguments: nothing is resumed from.
         taken: its arguments: what the script asked for, and where they came from.
-        set_in_code: tuned fields that the script sets after its arguments are made, so that a flag has no effect.
+        set_in_code: tuned fields that the script sets by an assignment of its own, so that a flag has no effect.
         trainers: how many Trainers were built so far.
         redirected: directories that the script saved to before the training, and that were spared.
         spared: directories that the script deleted before the training, and that are still there.
@@ -72,6 +73,7 @@ class _Run:
     keeper: ArgumentKeeper
     guard: WriteGuard
     at_training: Callable[[Training], None]
+    length: Mapping[str, Any]
     trainers: list[Trainer] = field(default_factory=list)
     handled: bool = False
     shortened: bool = False
@@ -131,6 +133,7 @@ class _Run:
             spared=tuple(self.guard.spared),
             shortened=self.shortened,
         )
+        self.keeper.set_for_good(trainer.args, self.length)
         try:
             self.at_training(training)
         except TrainingStopped:
@@ -157,7 +160,11 @@ class _Run:
 
 
 def run_script(
-    command: Sequence[str], values: Mapping[str, Any], *, at_training: Callable[[Training], None]
+    command: Sequence[str],
+    values: Mapping[str, Any],
+    *,
+    at_training: Callable[[Training], None],
+    length: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the script until its first training has been handled.
 
@@ -165,6 +172,7 @@ def run_script(
         command: what stands behind `python`.
         values: fields of TrainingArguments and their values.
         at_training: called once, at the first `train()`; may raise `TrainingStopped` out of the training itself.
+        length: more of them, set when the training begins: until then the script reads its own.
 
     Raises:
         ScriptError: it ended, or called `sys.exit`, without a training.
@@ -178,7 +186,7 @@ def run_script(
         for output in (*named_outputs(command), *_written_outputs(command)):  # the script may touch them before its arguments are made
             guard.keep(output)
         keeper = ArgumentKeeper(values, directory, on_output=guard.keep)
-        run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
+        run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training, length=length or {})
         failure: BaseException | None = None
         try:
             with guard.active(nets), keeper.active(), run.hooks():

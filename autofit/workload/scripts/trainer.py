@@ -79,7 +79,22 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
         set_attention(inner, attention)
     checkpointing_as_asked(model, config)
     trainer.model_init = None  # type: ignore[assignment]  # it has made this model, and would make another one, as the script has it, when the training begins
+    go_on_at_the_end(trainer.lr_scheduler)
     refuse_missing_loss(trainer)
+
+
+def go_on_at_the_end(scheduler: Any) -> None:
+    """Have a schedule of the script's own, which is as long as its training, stay where it ends: a trial may have more steps."""
+    total = getattr(scheduler, "total_steps", None)
+    if total is None:
+        return
+    step = scheduler.step
+
+    def endless_step(*args: Any, **kwargs: Any) -> None:
+        if scheduler.last_epoch < total:
+            step(*args, **kwargs)
+
+    scheduler.step = endless_step
 
 
 def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
