@@ -34,6 +34,7 @@ from autofit.workload.scripts.arguments import ArgumentKeeper, Taken
 from autofit.workload.scripts.guard import TrainingStopped, WriteGuard
 from autofit.workload.scripts.nets import nets
 from autofit.workload.scripts.origin import Origin
+from autofit.workload.scripts.trainer import noting_optimizer
 
 EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 
@@ -113,7 +114,8 @@ class _Run:
                 return found
             return evaluate(trainer, eval_dataset, *args, **kwargs)
 
-        hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate}
+        create = noting_optimizer(Trainer.create_optimizer)
+        hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate, "create_optimizer": create}
         with contextlib.ExitStack() as stack:
             for name, hook in hooks.items():
                 stack.enter_context(replaced(Trainer, name, hook))
