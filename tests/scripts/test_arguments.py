@@ -45,6 +45,7 @@ COPIES = {
     "deepcopy": "copy.deepcopy(base); args.output_dir = sys.argv[1] + '/fold'",
     "replace": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold')",
     "to_dict": "TrainingArguments(**{**base.to_dict(), 'output_dir': sys.argv[1] + '/fold'})",
+    "with an evaluation": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold', eval_strategy='epoch')",
     "with other steps": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold', max_steps=7)",
 }
 

@@ -23,7 +23,7 @@ from autofit.workload.scripts.origin import Origin, origin_of
 
 #: schedulers that refuse arguments without an evaluation, which a trial does not run; the speed of a step does not depend on them
 NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-#: as a trial has them, all together, in no arguments but a copy of replaced ones
+#: as a trial has them, all together or all but one, in no arguments but a copy of replaced ones
 SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm")
 MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
 LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses")  #: whose assignments are not the script's
@@ -108,7 +108,8 @@ class ArgumentKeeper:
         if isinstance(mark, int) and mark < len(self._taken):
             return self._taken[mark]
         alike = {n for n, v in self._values.items() if plain(getattr(args, n, None)) == plain(v)}
-        copied = alike.issuperset(SILENT) or self._inside(args.output_dir)
+        silent = "disable_tqdm" in alike and len(alike.intersection(SILENT)) >= len(SILENT) - 1  # one may have been given anew
+        copied = silent or self._inside(args.output_dir)
         return self._taken[-1] if self._taken and copied else None
 
     def _inside(self, output_dir: str | None) -> bool:
