@@ -104,6 +104,20 @@ def test_what_the_evaluation_of_a_trial_writes_over_stays_as_it_was(place: Place
     assert predictions.read_text() == "precious"
 
 
+def test_a_file_that_is_opened_to_be_made_is_refused_where_there_is_one(place: Place) -> None:
+    (place.directory / "lock").write_text("old")
+    place.script(f"""
+        path = {str(place.directory / "lock")!r}
+        try:
+            open(path, "x")
+        except FileExistsError:
+            said(refused=True)
+        {TRAIN.strip()}
+    """)
+    place.describe()
+    assert place.heard() == {"refused": True}
+
+
 def test_caches_and_temporary_files_may_be_written_over(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     temporary = Path(tmp_path_factory.mktemp("elsewhere") / "note")
     temporary.write_text("old")

@@ -107,6 +107,8 @@ class WriteGuard:
         counterpart = self.counterpart(path)
         if not set(mode) & set("wax+"):
             return counterpart if os.path.isfile(counterpart) else file
+        if "x" in mode and not self.is_kept(path):
+            return file  # which is refused where there is a file, as the script expects
         adds = not set(mode) & set("wx")
         if not self._must_stay(path, adds=adds):
             return file
