@@ -378,7 +378,7 @@ def test_what_cannot_be_sent_is_refused_by_its_name(name: str, monkeypatch: pyte
     thing: Any = Stuck()
     given = {"callbacks": [thing], "trainer_kwargs": {"lock": thing}}.get(name, thing)
     said = "trainer_arguments" if name == "trainer_kwargs" else name
-    with refused(f"^{said} cannot be sent to a trial's process: TypeError", hint="builds it"):
+    with refused(f"^{said} cannot be sent to a trial's process: TypeError", hint="__getstate__"):
         tune("bert-tiny", **SEARCH_ONLY, **{name: given})
 
 

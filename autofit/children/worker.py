@@ -16,6 +16,7 @@ from autofit.processes.channel import Channel
 from autofit.processes.failure import describe_exception
 from autofit.processes.lifeline import die_with_parent
 from autofit.processes.protocol import Event, Kind, decode_request
+from autofit.processes.temporary import own_directory
 
 PARALLEL_ELEMENTS = 1 << 18  #: above the size from which torch uses its thread pool
 
@@ -27,6 +28,7 @@ def run(request_fd: int, answer_fd: int, log_fd: int) -> None:
     """Serve one request; everything that goes wrong in it becomes the answer."""
     _redirect_output(log_fd)
     _prefer_to_be_killed()
+    own_directory()
     with os.fdopen(request_fd, "rb") as source:
         kind, payload = decode_request(source.read())
     with os.fdopen(answer_fd, "wb") as pipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from autofit.errors import UserError
@@ -80,6 +81,32 @@ def explicit_arguments(config: TrialConfig, defaults: Mapping[str, Any]) -> dict
     if options and config.gradient_checkpointing:
         arguments[f"{checkpointing}_kwargs"] = options
     return arguments
+
+
+def overridden(arguments: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that hold another value than was asked for, with that value: a class of the user's own may settle them itself.
+
+    Args:
+        arguments: a TrainingArguments.
+        asked: keywords that it was made with.
+    """
+    found = {name: getattr(arguments, name, value) for name, value in asked.items() if not isinstance(value, Mapping)}
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+    return {name: value for name, value in plain.items() if (value or False) != (asked[name] or False)}
+
+
+def refuse_overridden(arguments: Any, asked: Mapping[str, Any]) -> None:
+    """Have a class that does not take what is tuned say so, instead of training something else.
+
+    Raises:
+        UserError: a field of `arguments` holds another value than `asked`, by name.
+    """
+    name = type(arguments).__name__
+    for field, value in overridden(arguments, asked).items():
+        raise UserError(
+            f"{name} makes {field}={value!r} of {field}={asked[field]!r}",
+            hint=f"what is tuned must stay as it is given: see {name}.__post_init__",
+        )
 
 
 def training_arguments(config: TrialConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:

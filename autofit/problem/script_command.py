@@ -6,6 +6,7 @@ Parent side: the script is read, never run. A command is kept as Python's comman
 from __future__ import annotations
 
 import ast
+import importlib.machinery
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autofit.errors import UserError
+from autofit.problem.script_source import OUTPUT_NAME
 
 EXAMPLE = "autofit search --effective-batch 64 -- python train.py --its --own --flags"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
@@ -23,9 +25,6 @@ LAUNCHING_MODULES = ("torch.distributed.run", "torch.distributed.launch", "torch
 HARMLESS = ("-u", "-B", "-s", "-E", "-O", "-OO")  #: options of the interpreter that a trial need not repeat
 HIDDEN = "***"  #: stands for a secret in files
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
-_OUTPUT = re.compile(
-    r"--?([\w-]*[_-])?(out|outputs?|save|checkpoints?|ckpts?|results?|logs?|logging)([_-]?(dir|directory|path|folder|root))?", re.IGNORECASE
-)
 _SECRET = re.compile(
     r"--?(?!([\w-]*[_-])?(pad|eos|bos|unk|mask|sep|cls|image|video|audio|special|stop|start|end|label)[_-]?token$)[\w-]*(token|password|secret|api[_-]?key)",
     re.IGNORECASE,
@@ -100,13 +99,30 @@ def read_script(path: str) -> ast.Module:
         raise UserError(f"script {path!r} is not Python: {error}") from None
 
 
+def script_file(command: Sequence[str]) -> str | None:
+    """The file that the command runs; of a module where it is found without an import, None where it is not."""
+    if command[0] != "-m":
+        return os.path.abspath(command[0])
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    *packages, _ = parts = command[1].split(".")
+    for end, _ in enumerate(packages, 1):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(parts[:end]), places)
+        places = None if spec is None else spec.submodule_search_locations
+        if places is None:
+            return None
+    spec = importlib.machinery.PathFinder.find_spec(command[1], places)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.machinery.PathFinder.find_spec(f"{command[1]}.__main__", spec.submodule_search_locations)
+    return None if spec is None else spec.origin
+
+
 def named_outputs(command: Sequence[str]) -> list[str]:
     """Directories that the command line names as outputs (`--output_dir X`, `--save-path=X`, ...), before the script has said what it makes of them."""
     found = []
     for word, following in zip(command, [*command[1:], ""]):
         name, equals, value = word.partition("=")
         value = value if equals else following
-        if _OUTPUT.fullmatch(name) and value and not value.startswith("-"):
+        if name.startswith("-") and OUTPUT_NAME.fullmatch(name) and value and not value.startswith("-"):
             found.append(value)
     return found
 

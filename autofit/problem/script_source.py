@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 #: variables that libraries read when they are imported, which in a child is before the script begins
 READ_AT_IMPORT = ("HF_", "HUGGINGFACE_", "TRANSFORMERS_", "DATASETS_", "PYTORCH_", "TORCH_", "TOKENIZERS_", "CUBLAS_", "NVIDIA_TF32_")
+#: options and fields that name what is written to, in scripts of all kinds
+OUTPUT_NAME = re.compile(
+    r"-{0,2}([\w-]*[_-])?(out|outputs?|save|checkpoints?|ckpts?|results?|logs?|logging)([_-]?(dir|directory|path|folder|root))?", re.IGNORECASE
+)
+OPTIONS = ("add_argument", "option", "Option")  #: functions that take an option's names and its default: argparse's, click's, typer's
 
 
 def early_environment(tree: ast.Module, environ: Mapping[str, str]) -> dict[str, str]:
@@ -52,14 +58,15 @@ def _text(node: ast.expr | None) -> str | None:
 
 
 def output_directories(tree: ast.Module) -> list[str]:
-    """Directories that a script's text gives to its arguments (`TrainingArguments("out")`, `output_dir=OUT`), plainly or by a name that such a value is given to."""
+    """Directories that a script's text gives to its arguments (`TrainingArguments("out")`, `output_dir=OUT`), plainly or by a name that such a value is
+    given to; and the defaults of options, fields and parameters that are named as outputs are."""
     named: dict[str, set[str | None]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     named.setdefault(target.id, set()).add(_text(node.value))
-    found = []
+    found = [text for node in ast.walk(tree) for name, value in _defaults(node) if OUTPUT_NAME.fullmatch(name) and (text := _text(value))]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -70,6 +77,25 @@ def output_directories(tree: ast.Module) -> list[str]:
             values = named.get(value.id, set()) if isinstance(value, ast.Name) else {_text(value)}
             found += sorted(text for text in values if text)
     return list(dict.fromkeys(found))
+
+
+def _defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """(name, default) of what a node declares: an option of a command line, a field of a class, parameters of a function."""
+    if isinstance(node, ast.Call) and _name(node.func) in OPTIONS:
+        default = next((k.value for k in node.keywords if k.arg == "default"), None)
+        yield from ((name, default) for name in map(_text, node.args) if name is not None)
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        value = node.value
+        if isinstance(value, ast.Call):  # field(default="out"), typer.Option("out")
+            value = next((k.value for k in value.keywords if k.arg == "default"), value.args[0] if value.args else None)
+        yield node.target.id, value
+    elif isinstance(node, ast.arguments):
+        named = [*node.posonlyargs, *node.args]
+        given = [*zip(reversed(named), reversed(node.defaults)), *zip(node.kwonlyargs, node.kw_defaults)]
+        for parameter, value in given:
+            if isinstance(value, ast.Call) and value.args:
+                value = value.args[0]
+            yield parameter.arg, value
 
 
 def trains_often(tree: ast.Module) -> bool:

@@ -1,9 +1,11 @@
-"""What a child has made in the user's directories for the time of a trial: noted as it is made, so that it is removed even when the child is killed."""
+"""What a child has made for its own time, in the user's directories or among temporary files: noted as it is made, so that it is removed even when the
+child is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +18,7 @@ class Kind(StrEnum):
 
     FILE = "file"
     DIRECTORY = "directory"  #: when it is empty: what else is in it may be someone else's
+    TREE = "tree"  #: with all that is in it: the child's own temporary directory
 
 
 Leftover = tuple[Kind, str]
@@ -50,6 +53,8 @@ def remove(found: Iterable[Leftover]) -> None:
         with contextlib.suppress(OSError):
             if kind is Kind.DIRECTORY:
                 os.rmdir(path)
+            elif kind is Kind.TREE:
+                shutil.rmtree(path, ignore_errors=True)
             else:
                 os.remove(path)
 

@@ -20,6 +20,9 @@ import cloudpickle
 
 from autofit.errors import UserError
 
+MODEL_HINT = "pass a function that builds it inside the trial (model_init=...)"
+OBJECT_HINT = "leave open files, locks and connections out of its state (`__getstate__`), and open them on first use"
+
 
 class ObjectFile:
     """A private file (mode 0600, in a directory of its own) that holds objects for children; removed on exit.
@@ -112,7 +115,7 @@ def _pickled(objects: Mapping[str, Any]) -> bytes:
             except Exception as own:  # pickling runs the objects' own code, which may raise anything
                 raise UserError(
                     f"{name} cannot be sent to a trial's process: {type(own).__name__}: {str(own).splitlines()[0] if str(own) else ''}",
-                    hint="pass a function that builds it inside the trial (for a model: model_init=...)",
+                    hint=MODEL_HINT if name == "model" else OBJECT_HINT,
                 ) from own
         raise UserError(f"the objects cannot be sent to a trial's process: {error!r}") from error
 

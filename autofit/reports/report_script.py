@@ -5,14 +5,8 @@ from __future__ import annotations
 import shlex
 
 from autofit.problem.script_command import shown
-from autofit.results.export import arguments_call, cli_flags
+from autofit.results.export import arguments_call, cli_flags, flags_trouble
 from autofit.results.result import TuneResult
-
-
-def takes_flags(result: TuneResult) -> bool:
-    """Whether every tuned argument reaches the script as a flag: HfArgumentParser reads its command line, and no code overrides it."""
-    facts = result.model.get("script") or {}
-    return facts.get("origin") == "flags" and not facts.get("set_in_code")
 
 
 def usage(result: TuneResult) -> tuple[str, list[str], list[str]]:
@@ -21,7 +15,7 @@ def usage(result: TuneResult) -> tuple[str, list[str], list[str]]:
     Flags stand behind the command's own: HfArgumentParser lets the last one of a name decide.
     """
     command = result.spec.workload.script or ()
-    if takes_flags(result):
+    if flags_trouble(result) is None:
         return "add the flags at the end to your command line:", [shown(command), *cli_flags(result)], []
     facts = result.model.get("script") or {}
     if facts.get("origin") == "file":

@@ -42,7 +42,7 @@ def export(result: TuneResult, fmt: str | Format) -> str:
         fmt: `json`, `python` or `cli`.
 
     Raises:
-        UserError: an unknown format, or a value that flags cannot say.
+        UserError: an unknown format, a value that flags cannot say, or flags for a script that they do not reach.
     """
     try:
         chosen = Format(fmt)
@@ -52,7 +52,26 @@ def export(result: TuneResult, fmt: str | Format) -> str:
         return json.dumps({**arguments(result), **_named_model_arguments(result)}, indent=2, allow_nan=False)
     if chosen is Format.PYTHON:
         return python_snippet(result)
+    trouble = flags_trouble(result)
+    if trouble is not None:
+        raise UserError(trouble, hint="use --format python or --format json, and change the values there")
     return " ".join(cli_flags(result))
+
+
+def flags_trouble(result: TuneResult) -> str | None:
+    """Why flags do not reach the script that was tuned; None when they do, or no script was tuned.
+
+    They do where HfArgumentParser reads its command line, and no code of its own overrides a tuned field.
+    """
+    if result.spec.workload.script is None:
+        return None
+    name, facts = result.spec.workload.model, result.model.get("script") or {}
+    if facts.get("origin") != "flags":
+        where = "in a file" if facts.get("origin") == "file" else "in its code"
+        return f"{name} takes no flags of TrainingArguments: it has them {where}"
+    if facts.get("set_in_code"):
+        return f"{name} sets {', '.join(facts['set_in_code'])} in its own code: flags have no effect there"
+    return None
 
 
 def arguments(result: TuneResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from autofit.problem.arguments import (
     KNOWN_DEFAULTS,
     explicit_arguments,
     model_arguments,
+    refuse_overridden,
     training_arguments,
 )
 from autofit.problem.config import Precision, TrialConfig
@@ -148,7 +149,7 @@ class TuneResult:
             more: further keywords (learning_rate, ...). The tuned ones cannot be overridden.
 
         Raises:
-            UserError: a keyword would override a tuned one.
+            UserError: a keyword would override a tuned one, or the user's own class does.
         """
         tuned = {*explicit_arguments(self.best.config, self.argument_defaults), *CHECKPOINTING_NAMES}
         tuned |= set(self.evaluation.must_change) if self.evaluation is not None else set()
@@ -164,7 +165,9 @@ class TuneResult:
             from autofit.processes.objects import kept_arguments
 
             cls: type[TrainingArguments] = type(self.given)
-            return cls(**{**kept_arguments(self.given), **cpu, **explicit, **more, "output_dir": output_dir})
+            made = cls(**{**kept_arguments(self.given), **cpu, **explicit, **more, "output_dir": output_dir})
+            refuse_overridden(made, explicit)
+            return made
         from transformers import TrainingArguments
 
         own_class = self.model.get("arguments_class") is not None  # its defaults are not those of the class below

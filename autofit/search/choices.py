@@ -9,7 +9,7 @@ from typing import Any
 from autofit.devices.device import Device
 from autofit.errors import UserError
 from autofit.problem.arguments import KNOWN_DEFAULTS
-from autofit.problem.capabilities import Capabilities, precision_problem
+from autofit.problem.capabilities import Capabilities, optim_problem, precision_problem
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.extras import widen
 from autofit.problem.numerics import changes, optim_change, precision_change
@@ -62,10 +62,11 @@ def _without_hidden_tf32(space: Space, capabilities: Capabilities) -> Space:
 def reference_optim(spec: SearchSpec, facts: Mapping[str, Any]) -> str:
     """The optimizer whose mathematics is the user's: of their arguments or script, else the library's default."""
     default = (facts.get("argument_defaults") or KNOWN_DEFAULTS).get("optim") or KNOWN_DEFAULTS["optim"]
-    if own_optimizer(facts):  # nobody looks at `optim`
-        return str(default)
     script = (facts.get("model") or {}).get("script") or {}
-    return str(spec.reference_optim or (script.get("own") or {}).get("optim") or default)
+    named = str(spec.reference_optim or (script.get("own") or {}).get("optim") or default)
+    if own_optimizer(facts) and optim_problem(named, capabilities_of(facts)) is not None:  # its code need not look at `optim`
+        return str(default)
+    return named
 
 
 def own_optimizer(facts: Mapping[str, Any]) -> bool:
@@ -75,13 +76,13 @@ def own_optimizer(facts: Mapping[str, Any]) -> bool:
 
 
 def _optims(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The optimizers that may be searched: the default alone (its name changes nothing) where the training makes its own."""
+    """The optimizers that may be searched: where the training makes its own, the one that its arguments name anyway."""
     if not own_optimizer(facts):
         return spec.optims
     if spec.optims is not None:
         who = "script" if spec.workload.script is not None else "Trainer"
         raise UserError(f"the {who} makes its own optimizer: optim has no effect", hint="leave --optim (optim=) out")
-    return (str(facts["argument_defaults"].get("optim") or KNOWN_DEFAULTS["optim"]),)
+    return (reference_optim(spec, facts),)
 
 
 def capabilities_of(facts: Mapping[str, Any]) -> Capabilities:

@@ -69,18 +69,22 @@ def what_completed(records: Sequence[TrialRecord]) -> str:
     lost = [r for r in records if r.outcome is Outcome.INFEASIBLE and (r.config in completed or r.config.precision in departed(records))]
     first = next((f": {r.config.label()}: {r.failure.message}" for r in lost if r.failure is not None), "")
     many = f"none of the {len(completed)} configurations that completed held" if len(completed) > 1 else "the only configuration that completed did not hold"
-    return f"{many} when it was run again or checked{first}"
+    return f"{many} when run again or checked{first}"
 
 
 def search_failed(failed: Sequence[TrialRecord]) -> AutofitError:
     """The error for trials (at least one) that all failed; it keeps the traceback of the first. What all of them refused is the user's mistake."""
     first = failed[0].failure
     assert first is not None
-    if first.refused and alike(failed):
+    if _all_refused(failed):
         return UserError(first.message, hint=first.hint)
     who = "the only trial failed" if len(failed) == 1 else f"all {len(failed)} trials failed"
     who += " alike" if len(failed) > 1 and alike(failed) else ""
     return _failed(who, first)
+
+
+def _all_refused(failed: Sequence[TrialRecord]) -> bool:
+    return all(r.failure is not None and r.failure.refused for r in failed)
 
 
 def _failed(who: str, failure: Failure) -> SearchFailed:
@@ -92,8 +96,8 @@ def _failed(who: str, failure: Failure) -> SearchFailed:
     return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)
 
 
-def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed | None:
-    """The error where the training itself failed in configurations that may well have fitted; None where memory alone is the cause."""
+def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> AutofitError | None:
+    """The error where the training itself failed in configurations that may well have fitted; None where memory alone is the cause. What all of them refused is the user's mistake."""
     too_large = {r.config for r in records if is_memory_failure(r)}
     failed = [
         r
@@ -103,6 +107,8 @@ def broken(records: Sequence[TrialRecord], *, limit_bytes: int) -> SearchFailed 
     ]
     if not failed or failed[0].failure is None:
         return None
+    if not too_large and _all_refused(failed):
+        return UserError(failed[0].failure.message, hint=failed[0].failure.hint)
     misfits = f"{len(too_large)} did not fit into {format_bytes(limit_bytes)}, " if too_large else ""
     return _failed(f"{what_completed(records)}: {misfits}{len({r.config for r in failed})} failed", failed[0].failure)
 

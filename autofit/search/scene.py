@@ -23,7 +23,7 @@ from autofit.processes.process import DEFAULT_TRIAL_TIMEOUT_SECONDS, ProcessRunn
 from autofit.processes.protocol import Kind
 from autofit.results.result import Warning
 from autofit.search.choices import capabilities_of as capabilities_of
-from autofit.search.choices import recorded_space
+from autofit.search.choices import own_optimizer, recorded_space
 from autofit.search.choices import reference_optim as reference_optim
 from autofit.search.choices import space_of as space_of
 from autofit.search.observer import Observer
@@ -67,7 +67,9 @@ class Scene:
 
     @property
     def default_optim(self) -> str:
-        """The optimizer that TrainingArguments would use by itself."""
+        """The optimizer that TrainingArguments would use by itself; where the training makes its own, the only one that is searched."""
+        if own_optimizer(self.facts):
+            return self.space.configs[0].optim
         return str(self.argument_defaults.get("optim") or KNOWN_DEFAULTS["optim"])
 
 

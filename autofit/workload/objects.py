@@ -63,7 +63,7 @@ def load_objects(path: str) -> LiveObjects:
     except Exception as error:  # unpickling runs the objects' own code, which may raise anything
         raise UserError(
             f"an object cannot be loaded in a trial's process: {type(error).__name__}: {first_line(error)}",
-            hint="it must pickle: define its class in an importable module, or pass a function that builds it",
+            hint="its class must be in an importable module, and files and connections opened on first use; for a model, pass a function that builds it",
         ) from error
     if not isinstance(data, Mapping):
         raise UserError(f"the objects' file holds a {type(data).__name__}, not a dict")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _io
 import contextlib
 import functools
-import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +31,7 @@ class Opener:
 
 
 def _built_in_open() -> Any:
-    return io.open
+    return _io.open
 
 
 @contextlib.contextmanager

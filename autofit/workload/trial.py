@@ -12,7 +12,7 @@ from typing import Any
 from transformers import Trainer, TrainingArguments, set_seed
 
 from autofit.errors import ScriptError, UserError
-from autofit.problem.arguments import SILENT_ARGUMENTS, explicit_arguments
+from autofit.problem.arguments import SILENT_ARGUMENTS, explicit_arguments, overridden, refuse_overridden
 from autofit.problem.config import PRECISION_FACTS, TrialConfig
 from autofit.problem.spec import Workload
 from autofit.processes.channel import Channel
@@ -52,7 +52,9 @@ from autofit.workload.token_count import tokens_per_sample
 from autofit.workload.user_arguments import argument_defaults as argument_defaults
 
 RESTING_SHARE = 0.3  #: of a confirmation's time limit, to wait for memory to come to rest
-MAX_STEPS = 99_991  #: never reached, and nobody's own choice: a copy of a script's replaced arguments is known by it
+MAX_STEPS = 99_991  #: never reached
+#: of a script's training: set when it begins, because the script may compute with its own (schedules, shares of its data)
+LENGTH = {"num_train_epochs": 1, "max_steps": MAX_STEPS}
 LIBRARIES = ("transformers.", "trl.")  #: their Trainers make the optimizer that `optim` names
 
 
@@ -77,6 +79,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         arguments = trial_arguments(
             subject.base_arguments, request, output_dir=directory, cpu=order.device == "cpu", cls=subject.arguments_cls
         )
+        refuse_other_arguments(subject, request.config, output_dir=directory, cpu=order.device == "cpu")
         trainer = make_trainer(subject, arguments, request)
         effects = EffectWitness(trainer, request.config)
         witness = KnobWitness(subject.model, order.device, own_optimizer=ignores_optim(trainer), effects=effects)
@@ -121,17 +124,17 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
 
     channel.enter("script")
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
-    run_script(workload.script or (), values, at_training=measure)
+    run_script(workload.script or (), values, at_training=measure, length=LENGTH)
     return measured[0]
 
 
 def script_arguments(config: TrialConfig, *, cpu: bool) -> dict[str, Any]:
-    """What is replaced in a script's own TrainingArguments; its seed and all that is not named here stay."""
+    """What is replaced in a script's own TrainingArguments; its seed, its length and all that is not named here stay."""
     defaults = argument_defaults()
-    arguments = {**explicit_arguments(config, defaults), **SILENT_ARGUMENTS, "max_steps": MAX_STEPS}
+    arguments = {**explicit_arguments(config, defaults), **SILENT_ARGUMENTS}
     if cpu:
         arguments["use_cpu"] = True
-    return {name: value for name, value in arguments.items() if name in defaults}
+    return {name: value for name, value in arguments.items() if name in defaults and name not in LENGTH}
 
 
 def window_of(request: TrialRequest) -> Window:
@@ -166,7 +169,23 @@ def trial_arguments(
         arguments["lr_scheduler_type"] = "constant"
     if cpu:
         arguments["use_cpu"] = True
-    return cls(**{name: value for name, value in arguments.items() if name in defaults})
+    made = cls(**{name: value for name, value in arguments.items() if name in defaults})
+    if "gradient_accumulation_steps" in overridden(made, arguments):  # of the class's own: a trial runs as much of it as is asked for
+        made.gradient_accumulation_steps = arguments["gradient_accumulation_steps"]
+    return made
+
+
+def refuse_other_arguments(subject: Subject, config: TrialConfig, *, output_dir: str, cpu: bool) -> None:
+    """Refuse a class of arguments that makes something else of `config`, at its whole accumulation.
+
+    Raises:
+        UserError: it overrides a field that is tuned.
+    """
+    cls = subject.arguments_cls
+    if cls is not TrainingArguments:
+        asked = explicit_arguments(config, argument_defaults(cls))
+        more = {"use_cpu": True} if cpu else {}
+        refuse_overridden(cls(**{**subject.base_arguments, **asked, **more, "output_dir": output_dir}), asked)
 
 
 def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialRequest) -> Trainer:

@@ -107,6 +107,8 @@ class TestSpace:
     def test_a_script_that_makes_its_own_is_left_with_it(self) -> None:
         spec = SearchSpec(workload=Workload(model="train.py"), effective_batch=8, keep_numerics=True)
         facts = {**FACTS, "model": {"script": {"own": {"optim": "sgd"}, "own_optimizer": True}}}
+        assert {c.optim for c in space_of(spec, facts).configs} == {"sgd"}
+        facts = {**FACTS, "model": {"script": {"own": {"optim": "of_tomorrow"}, "own_optimizer": True}}}
         assert {c.optim for c in space_of(spec, facts).configs} == {"adamw_torch_fused"}
 
     def test_that_of_the_users_arguments_comes_first(self) -> None:

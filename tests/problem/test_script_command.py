@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from autofit.problem.script_command import HIDDEN, label, named_outputs, parse_command, shown, without_secrets
+from autofit.problem.script_command import (
+    HIDDEN,
+    label,
+    named_outputs,
+    parse_command,
+    script_file,
+    shown,
+    without_secrets,
+)
 from tests.refusals import refused
 
 
@@ -120,3 +128,16 @@ def test_tokens_of_a_tokenizer_are_no_secrets(flag: str) -> None:
 )
 def test_outputs_are_named_by_the_command_line(command: str, outputs: list[str]) -> None:
     assert named_outputs(command.split()) == outputs
+
+
+def test_the_file_of_a_module_is_found_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    package = tmp_path / "pkg_of_a_test" / "inner"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "train.py", "__main__.py"):
+        (package / name).write_text("raise AssertionError('imported')\n")
+    assert script_file(("-m", "pkg_of_a_test.inner.train")) == str(package / "train.py")
+    assert script_file(("-m", "pkg_of_a_test.inner")) == str(package / "__main__.py")
+    assert script_file(("-m", "pkg_of_a_test.missing")) is None
+    assert script_file(("-m", "no_such_package.train")) is None
+    assert script_file(("train.py", "--lr", "1")) == str(tmp_path / "train.py")

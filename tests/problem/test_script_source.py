@@ -63,3 +63,19 @@ def main():
 )
 def test_output_directories_that_the_text_names(text: str, found: list[str]) -> None:
     assert output_directories(ast.parse(text)) == found
+
+
+def test_defaults_of_what_is_named_as_an_output_are_found() -> None:
+    text = '''
+p.add_argument("-o", "--out-dir", default="a")
+p.add_argument("--data", default="data")
+p.add_argument("--save", default=None)
+@click.option("--save-path", default="b")
+def main(model="bert", *, results="c", log_dir: str = typer.Option("d"), logs): ...
+class Own:
+    output_dir: str = "e"
+    checkpoint_dir: str = field(default="f")
+    ckpt: str
+    name: str = "bert"
+'''
+    assert sorted(output_directories(ast.parse(text))) == ["a", "b", "c", "d", "e", "f"]

@@ -79,8 +79,10 @@ class _Refuses:
     ],
 )
 def test_an_object_that_cannot_travel_is_named(thing: Callable[[], Any], why: str, temporary: Path) -> None:
-    with refused(f"^train_dataset cannot be sent to a trial's process: {why}$", hint="model_init"):
+    with refused(f"^train_dataset cannot be sent to a trial's process: {why}$", hint="__getstate__"):
         ObjectFile({"model": [1], "train_dataset": thing()})
+    with refused(f"^model cannot be sent to a trial's process: {why}$", hint="model_init"):
+        ObjectFile({"model": thing()})
     assert os.listdir(temporary) == []
 
 

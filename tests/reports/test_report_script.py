@@ -14,6 +14,7 @@ from autofit.results.export import cli_flags, export
 from autofit.results.result import TuneResult
 from autofit.search.script_baseline import own_configuration, with_as_it_is
 from tests.builders import CPU, make_config, make_record, make_result
+from tests.refusals import refused
 
 COMMAND = ("train.py", "--lr", "1e-4", "--bf16")
 OWN = {
@@ -108,7 +109,12 @@ def test_the_report_ends_with_the_very_command_line_and_its_flags() -> None:
 def test_where_flags_do_not_reach_the_script_lines_to_change_are_given(
     facts: dict[str, Any], said: str
 ) -> None:
-    how, command, lines = usage(answer(make_config(16), command=("train.py", "args.json"), **facts))
+    result = answer(make_config(16), command=("train.py", "args.json"), **facts)
+    with refused("^train.py (takes no flags of TrainingArguments: it has them in (its code|a file)|sets bf16 in its own code)", hint="--format python"):
+        export(result, "cli")
+    assert export(result, "python")
+    assert export(result, "json")
+    how, command, lines = usage(result)
     assert how == said
     assert command == []
     assert "    per_device_train_batch_size=16," in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import random
@@ -33,7 +34,7 @@ from autofit.results.result import (
 from autofit.trials.measurement import Interval, Memory
 from autofit.trials.soundness import departed
 from autofit.trials.trial import Outcome, Reason, Role, TrialRecord
-from tests.builders import CPU, make_config, make_record, make_result
+from tests.builders import ARGUMENT_DEFAULTS, CPU, make_config, make_record, make_result
 from tests.refusals import refused
 from tests.strategies import trial_configs, trial_records
 
@@ -210,6 +211,18 @@ class TestTrainingArguments:
         with refused(f"^{name} was tuned and cannot be set again$", hint="result.arguments"):
             full_result(best=best).training_arguments(output_dir="out", **{name: 3})
         assert built == []
+
+    def test_a_class_of_the_users_own_that_overrides_what_was_tuned_is_refused(self) -> None:
+        def keeps_one_step(arguments: Any) -> None:
+            arguments.gradient_accumulation_steps = 1
+
+        fields = [(name, Any, dataclasses.field(default=value)) for name, value in ARGUMENT_DEFAULTS.items()]
+        taking = dataclasses.make_dataclass("Taking", fields)
+        overriding = dataclasses.make_dataclass("Overriding", [], bases=(taking,), namespace={"__post_init__": keeps_one_step})
+        made = full_result(given=taking()).training_arguments(output_dir="out")
+        assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (16, 4)
+        with refused("^Overriding makes gradient_accumulation_steps=1 of gradient_accumulation_steps=4$"):
+            full_result(given=overriding()).training_arguments(output_dir="out")
 
     def test_all_that_clash_are_named(self) -> None:
         with refused("^bf16, optim was tuned and cannot be set again$"):

@@ -45,6 +45,7 @@ COPIES = {
     "deepcopy": "copy.deepcopy(base); args.output_dir = sys.argv[1] + '/fold'",
     "replace": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold')",
     "to_dict": "TrainingArguments(**{**base.to_dict(), 'output_dir': sys.argv[1] + '/fold'})",
+    "with an evaluation": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold', eval_strategy='epoch')",
     "with other steps": "dataclasses.replace(base, output_dir=sys.argv[1] + '/fold', max_steps=7)",
 }
 
@@ -101,4 +102,94 @@ def test_a_schedule_that_needs_evaluations_leaves_its_keywords_behind(place: Pla
         'lr_scheduler_kwargs={"patience": 2, "factor": 0.5}, use_cpu=True, report_to="none")\n',
     )
     result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
+
+
+OWN_CLASSES = {
+    "before": ("self.gradient_accumulation_steps = self.total // self.per_device_train_batch_size; super().__post_init__()", ["gradient_accumulation_steps"]),
+    "after": ("super().__post_init__(); self.optim = 'adafactor'", ["optim"]),
+    "nothing": ("super().__post_init__()", []),
+}
+
+
+@pytest.mark.parametrize("name", OWN_CLASSES)
+def test_what_a_class_of_the_scripts_own_sets_is_set_in_code(place: Place, name: str) -> None:
+    body, fields = OWN_CLASSES[name]
+    place.script(
+        TRAIN,
+        "--output_dir", "out", "--use_cpu", "--report_to", "none", "--per_device_train_batch_size", "2",
+        build=f"""
+sys.argv.pop(1)
+from dataclasses import dataclass
+from transformers import HfArgumentParser
+@dataclass
+class Own(TrainingArguments):
+    total: int = 8
+    def __post_init__(self):
+        {body}
+args, = HfArgumentParser(Own).parse_args_into_dataclasses()
+""",
+    )  # fmt: skip
+    script = place.describe()["script"]
+    assert (script["origin"], script["set_in_code"]) == ("flags", fields)
+    assert script["own"]["gradient_accumulation_steps"] == (4 if name == "before" else 1)
+    result = place.run()
+    assert result.outcome is Outcome.COMPLETED, result.failure
+
+
+PARSED = {
+    "TRL's parser": ("args, = TrlParser((TrainingArguments,)).parse_args_and_config()", ["--output_dir", "o", "--use_cpu"], "flags"),
+    "TRL's parser on nothing": ("args, = TrlParser((TrainingArguments,)).parse_args_and_config()", [], "flags"),
+    "what another parser left": (
+        "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data'); own, rest = p.parse_known_args()\n"
+        "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(args=rest)",
+        ["--output_dir", "o", "--data", "x", "--use_cpu"],
+        "flags",
+    ),
+    "an empty list": ("args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(args=[])", ["--use_cpu"], "code"),
+    "a dict of a file": ("args, = HfArgumentParser(TrainingArguments).parse_dict(json.load(open(sys.argv[1])))", ["CONFIG"], "file"),
+    "a file": ("args, = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])", ["CONFIG"], "file"),
+    "a dict of the code": ("args, = HfArgumentParser(TrainingArguments).parse_dict({'learning_rate': 1.0})", ["CONFIG"], "code"),
+}
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_where_arguments_come_from_is_seen_through_other_parsers(place: Place, name: str) -> None:
+    text, words, origin = PARSED[name]
+    if "TrlParser" in text:
+        pytest.importorskip("trl")
+        text = f"from trl import TrlParser\n{text}"
+    (place.directory / "config.json").write_text('{"output_dir": "o", "per_device_train_batch_size": 2}')
+    words = [word.replace("CONFIG", str(place.directory / "config.json")) for word in words]
+    build = f"sys.argv.pop(1)\nfrom transformers import HfArgumentParser\n{text}\n"
+    place.script(TRAIN, *words, build=build)
+    assert place.describe()["script"]["origin"] == origin
+
+
+def test_the_length_of_a_training_is_the_scripts_own_until_it_begins(place: Place) -> None:
+    place.script(
+        """
+        from transformers import TrainerCallback
+        class Seen(TrainerCallback):
+            def on_train_begin(self, args, state, control, **more):
+                said(before=before, during=[args.num_train_epochs, args.max_steps > 7])
+        before = [args.num_train_epochs, args.max_steps]
+        trainer = Trainer(model=model(), args=args, train_dataset=rows, callbacks=[Seen()])
+        before += [trainer.args.num_train_epochs, trainer.args.max_steps]
+        trainer.train()
+        """,
+        build='args = TrainingArguments(OUT, num_train_epochs=5, max_steps=7, use_cpu=True, report_to="none")\n',
+    )
+    assert place.run().outcome is Outcome.COMPLETED
+    assert place.heard() == {"before": [5, 7, 5, 7], "during": [1, True]}
+
+
+def test_a_schedule_that_is_as_long_as_the_training_does_not_end_a_trial(place: Place) -> None:
+    place.script("""
+        m = model()
+        optimizer = torch.optim.AdamW(m.parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=2)
+        Trainer(model=m, args=args, train_dataset=rows, optimizers=(optimizer, schedule)).train()
+    """)
+    result = place.run(full_length=True, optimizer_steps=5)
     assert result.outcome is Outcome.COMPLETED, result.failure

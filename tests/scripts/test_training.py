@@ -404,3 +404,26 @@ def test_a_confirmation_runs_the_whole_accumulation(place: Place) -> None:
     assert result.measurement is not None
     assert result.measurement.optimizer_steps == 3
     assert len(result.measurement.micro_step_seconds) == 2 * 4
+
+
+PREBUILT = {
+    "by the Trainer": ("trainer.create_optimizer_and_scheduler(num_training_steps=1000)", False),
+    "by the Trainer, with a schedule of the script's own": (
+        "trainer.create_optimizer()\ntrainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizer)",
+        False,
+    ),
+    "by the script": ("trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)", True),
+    "by both": ("trainer.create_optimizer()\ntrainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)", True),
+}
+
+
+@pytest.mark.parametrize("way", PREBUILT)
+def test_an_optimizer_that_the_trainer_makes_before_its_training_is_the_one_that_optim_names(place: Place, way: str) -> None:
+    text, own = PREBUILT[way]
+    place.script(f"trainer = Trainer(model=model(), args=args, train_dataset=rows)\n{text}\nsaid(made=type(trainer.optimizer).__name__)\ntrainer.train()\n")
+    facts = place.describe()
+    assert facts["script"]["own_optimizer"] is own
+    assert any("its own optimizer" in warning for warning in facts["warnings"]) is own
+    result = place.run(CONFIG.but(optim="adafactor"))
+    assert result.outcome is Outcome.COMPLETED, result.failure
+    assert place.heard() == {"made": "SGD" if own else "Adafactor"}

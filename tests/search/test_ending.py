@@ -124,11 +124,18 @@ def test_trials_that_completed_and_were_lost_again_are_told_as_that() -> None:
     given = {"stopped": "the time is spent", "effective_batch": 64, "limit_bytes": GIB, "predicted_bytes": []}
     for left in (0, 3):
         said = str(nothing_completed(records, left=left, **given))  # type: ignore[arg-type]
-        assert "the only configuration that completed did not hold when it was run again or checked" in said
+        assert "the only configuration that completed did not hold when run again or checked" in said
         assert "CUDA out of memory" in said
         assert "not asked for" not in said
     records += [make_record(3, HALF, 10.0), make_record(4, HALF, reason=Reason.DEPARTS_FROM_FP32, role=Role.CONFIRMATION, message="departs")]
     assert "none of the 2 configurations that completed held" in str(nothing_completed(records, left=3, **given))  # type: ignore[arg-type]
+
+
+def test_what_all_but_such_baselines_refused_is_the_mistake_of_the_user() -> None:
+    refusal = Failure(reason=Reason.ERROR, message="Own makes fp16=False of fp16=True", refused=True, hint="let it be")
+    records = [make_record(0, ONE, 10.0), replace(make_record(1, HALF, reason=Reason.ERROR), failure=refusal)]
+    error = nothing_completed(records, stopped="", left=0, effective_batch=64, limit_bytes=GIB, predicted_bytes=[])
+    assert (type(error), str(error)) == (UserError, refusal.message)
 
 
 def test_what_fits_and_trains_unsoundly_is_not_a_lack_of_memory() -> None:

@@ -529,7 +529,7 @@ def test_baselines_that_were_not_asked_for_leave_a_trial_for_what_was(sampler: s
 def test_what_completed_and_was_lost_again_is_not_said_to_be_a_baseline() -> None:
     script: Script = lambda request, _: failed(Reason.OUT_OF_MEMORY, "CUDA out of memory") if request.full_length else None  # noqa: E731
     prepared = prepare(GRID, script=script, trials=1)
-    with refused("the only configuration that completed did not hold when it was run again or checked: 8x8 fp32 .*CUDA out of memory"):
+    with refused("the only configuration that completed did not hold when run again or checked: 8x8 fp32 .*CUDA out of memory"):
         prepared.run()
 
 

@@ -11,36 +11,23 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
 from autofit.workload.replacing import replaced
+from autofit.workload.scripts.origin import Origin, origin_of
 
 #: schedulers that refuse arguments without an evaluation, which a trial does not run; the speed of a step does not depend on them
 NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-#: as a trial has them, all together, in no arguments but a copy of replaced ones
-SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm", "num_train_epochs")
+#: as a trial has them, all together or all but one, in no arguments but a copy of replaced ones
+SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm")
 MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
 LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses")  #: whose assignments are not the script's
 DERIVED = ("mixed_precision", "gradient_checkpointing", "gradient_checkpointing_kwargs", "lr_scheduler_type")
-
-
-class Origin(StrEnum):
-    """Where a script's TrainingArguments come from."""
-
-    FLAGS = "flags"  #: HfArgumentParser on the command line
-    FILE = "file"  #: HfArgumentParser on a JSON or YAML file
-    CODE = "code"  #: a call in the code
-
-
-PARSERS = {
-    "parse_args_into_dataclasses": Origin.FLAGS,
-    "parse_json_file": Origin.FILE,
-    "parse_yaml_file": Origin.FILE,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +65,6 @@ class ArgumentKeeper:
         self._values = {**values, "output_dir": directory}
         self._directory, self._on_output = directory, on_output
         self._taken: list[Taken] = []
-        self._parsing: Origin = Origin.CODE
         self._writing = False
         self.set_later: set[str] = set()
 
@@ -88,10 +74,6 @@ class ArgumentKeeper:
         with contextlib.ExitStack() as stack:
             for name, hook in (("__post_init__", self._hooked), ("__setattr__", self._watched)):
                 stack.enter_context(replaced(TrainingArguments, name, hook(getattr(TrainingArguments, name))))
-            for name, origin in PARSERS.items():
-                stack.enter_context(
-                    replaced(HfArgumentParser, name, self._noting(getattr(HfArgumentParser, name), origin))
-                )
             yield
 
     def hold(self, args: TrainingArguments) -> None:
@@ -110,6 +92,12 @@ class ArgumentKeeper:
                 with self._ours():
                     setattr(args, name, value)
 
+    def set_for_good(self, args: TrainingArguments, values: Mapping[str, Any]) -> None:
+        """Set fields that the script no longer reads."""
+        with self._ours():
+            for name, value in values.items():
+                setattr(args, name, value)
+
     def of(self, args: TrainingArguments) -> Taken:
         """What is known of `args`."""
         return next((t for t in self._taken if t.args is args), None) or self._original(args) or self._taken[-1]
@@ -120,7 +108,8 @@ class ArgumentKeeper:
         if isinstance(mark, int) and mark < len(self._taken):
             return self._taken[mark]
         alike = {n for n, v in self._values.items() if plain(getattr(args, n, None)) == plain(v)}
-        copied = "max_steps" in alike or alike.issuperset(SILENT) or self._inside(args.output_dir)
+        silent = "disable_tqdm" in alike and len(alike.intersection(SILENT)) >= len(SILENT) - 1  # one may have been given anew
+        copied = silent or self._inside(args.output_dir)
         return self._taken[-1] if self._taken and copied else None
 
     def _inside(self, output_dir: str | None) -> bool:
@@ -133,7 +122,7 @@ class ArgumentKeeper:
             own = {
                 name: plain(getattr(args, name)) for name in (*self._values, *DERIVED) if hasattr(args, name)
             }
-            copied, origin = self._original(args), self._parsing
+            copied, origin = self._original(args), origin_of(sys._getframe(1))
             if copied is not None:
                 given = {name: value for name, value in own.items() if value != plain(copied.held.get(name))}
                 own, origin = {**copied.own, **given}, copied.origin
@@ -162,11 +151,15 @@ class ArgumentKeeper:
         @functools.wraps(original)
         def set_attribute(args: TrainingArguments, name: str, value: Any) -> None:
             original(args, name, value)
-            if self._writing or name not in self._values or name == "output_dir" or MARK not in vars(args):
+            if self._writing or name not in self._values or name == "output_dir":
                 return
-            if not sys._getframe(1).f_globals.get("__name__", "").startswith(LIBRARIES):
+            frame = sys._getframe(1)
+            made = MARK in vars(args)
+            others = LIBRARIES if made else (*LIBRARIES, "transformers.")
+            if (made or not _is_generated(frame)) and not frame.f_globals.get("__name__", "").startswith(others):
                 self.set_later.add(name)
-                self.of(args).own[name] = plain(value)
+                if made:  # else it is read when they are
+                    self.of(args).own[name] = plain(value)
 
         return set_attribute
 
@@ -178,17 +171,10 @@ class ArgumentKeeper:
         finally:
             self._writing = before
 
-    def _noting(self, parse: Callable[..., Any], origin: Origin) -> Callable[..., Any]:
-        @functools.wraps(parse)
-        def noted(parser: Any, *args: Any, **kwargs: Any) -> Any:
-            written = origin is Origin.FLAGS and (args[0] if args else kwargs.get("args")) is not None
-            self._parsing = Origin.CODE if written else origin  # a list in the code is no command line
-            try:
-                return parse(parser, *args, **kwargs)
-            finally:
-                self._parsing = Origin.CODE
 
-        return noted
+def _is_generated(frame: FrameType) -> bool:
+    """Whether it is the `__init__` that a dataclass has by itself, which sets what it is given."""
+    return frame.f_code.co_name == "__init__" and frame.f_code.co_filename == "<string>"
 
 
 def plain(value: Any) -> Any:

@@ -116,7 +116,7 @@ def _warnings(
         )
     if set_in_code:
         found.append(
-            f"the script sets {', '.join(set_in_code)} after its arguments are made: change it there, a flag has no effect"
+            f"the script sets {', '.join(set_in_code)} in its own code: change it there, a flag has no effect"
         )
     if training.redirected:
         found.append(

@@ -1,12 +1,12 @@
 """What a script under trial may change: nothing that was in its output directories before, and after its training nothing at all.
 
-No single net catches everything, so there are three: functions that save, open, remove and rename are replaced (`script_nets`; savers of transformers,
-torch and safetensors write from C++ or Rust); whatever else Python changes is seen by an audit hook, and refused; trackers are told by their
+No single net catches everything, so there are three: functions that save, open, remove and rename are replaced (`nets`; savers of transformers, torch,
+safetensors and tokenizers write from C++ or Rust); whatever else Python changes is seen by an audit hook (`audit`), and refused; trackers are told by their
 environment variables to stay off. In the script's output directories what is new is really written, so that every library finds it again, and is
-removed in the end (but for files that C++ code made); what was there before is never touched: a counterpart in a private directory stands for it, and of a removal the script is told that it
-took place. Anywhere else `shutil.rmtree` spares what was there before, but for caches and temporary files; other changes are the script's own
-business. Not covered: commands that the script starts (`os.system`), and files in output directories that C++ code writes over.
-Child side: an audit hook stays until the process ends.
+removed in the end (but for files that C++ code made), also what was made before the script has named the directory; what was there before is never
+touched: a counterpart in a private directory stands for it, and of a removal the script is told that it took place. Anywhere else a file that was
+there before is not overwritten by Python either, and `shutil.rmtree` spares what was there before, but for caches and temporary files; other changes are
+the script's own business. Not covered: commands that the script starts (`os.system`), and files that C++ code writes over.
 """
 
 from __future__ import annotations
@@ -15,33 +15,17 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from autofit.processes import leftovers
 from autofit.processes.child_environment import QUIET
-from autofit.processes.protocol import SCRATCH
 from autofit.workload.replacing import replaced
+from autofit.workload.scripts.audit import REMOVALS, watch
+from autofit.workload.scripts.made import Made
+from autofit.workload.scripts.places import Places, inside, inside_any, resolved, upwards
 
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-#: audit event -> positions of the paths it changes, each with the position of its directory's descriptor
-CHANGES = {
-    "os.mkdir": ((0, 2),),
-    "os.rename": ((0, 2), (1, 3)),
-    "os.link": ((1, 3),),
-    "os.symlink": ((1, 2),),
-    "os.truncate": ((0, None),),
-    "os.remove": ((0, 1),),
-    "os.rmdir": ((0, 1),),
-    "shutil.rmtree": ((0, 1),),
-}
-REMOVALS = ("os.remove", "os.rmdir", "shutil.rmtree")
-TOUCHES = {"os.chmod": 2, "os.chown": 3, "os.utime": 3, "os.link": 2, "os.setxattr": None}  #: audit event -> position of the directory's descriptor
-CACHES = ("~/.cache", "$XDG_CACHE_HOME", "$HF_HOME", "$HF_DATASETS_CACHE", "$HF_HUB_CACHE", "$TORCH_HOME", "$TRITON_CACHE_DIR")
-ALWAYS_OPEN = ("/dev", "/proc")
 LARGEST_COPY = 64 << 20  #: bytes
 TICK_SECONDS = 0.01  #: file times lag behind the clock by less
 
@@ -58,37 +42,32 @@ class WriteGuard:
         projects: directories of the user's own work, which are none for temporary files even where they lie among those.
 
     Attributes:
-        redirected: directories that the script saved to.
+        redirected: directories that the script saved to, and files outside of them that it would have overwritten.
         spared: what the script removed or renamed, and is still there.
     """
 
     def __init__(self, private: str, projects: tuple[str, ...] = ()) -> None:
-        self.private = os.path.realpath(private)
+        self._places = Places(private, projects)
+        self.private = self._places.private
         self.redirected: list[str] = []
         self.spared: list[str] = []
         self.sealed = self.is_active = False
-        self._temporary = os.path.realpath(tempfile.gettempdir())
-        places = (os.path.expanduser(os.path.expandvars(place)) for place in CACHES)
-        self._caches = [os.path.realpath(place) for place in places if not place.startswith("$")]
-        self._projects = [os.path.realpath(place) for place in (os.getcwd(), *projects)]
         self._kept: list[str] = []
-        self._made: set[str] = set()  # directories
-        self._made_files: set[str] = set()  # in kept directories
-        self._leftovers: list[leftovers.Leftover] = []
+        self._made = Made()
         self._gone: set[str] = set()  # directories, as the script was told
         self._anew: set[str] = set()  # that the script has made in those
         self._old: set[tuple[int, int]] = set()  # files that were there before, and may look newer: device and inode
         self._since = 0.0
 
     def keep(self, directory: str) -> None:
-        """Let nothing that is in `directory` now be changed. What the script adds there is removed in the end.
+        """Let nothing that is in `directory` now be changed. What the script adds there, or has added, is removed in the end.
 
         One that holds the working directory or all temporary files is not meant: too much of it is not the script's output.
         """
         path = os.path.realpath(os.path.expanduser(directory))
-        broad = any(inside(place, path) for place in (self._temporary, os.path.realpath(os.getcwd())))
-        if not broad and not inside(path, self.private) and path not in self._kept:
+        if not self._places.is_broad(path) and not inside(path, self.private) and path not in self._kept:
             self._kept.append(path)
+            self._made.goes_with(path)
 
     def seal(self) -> None:
         """The training is over: whatever would write now unwinds the script instead."""
@@ -103,7 +82,7 @@ class WriteGuard:
         """
         self._since, self.is_active = time.time(), True
         time.sleep(TICK_SECONDS)
-        sys.addaudithook(self._hook)
+        watch(self)
         os.environ |= {
             **QUIET,
             "TENSORBOARD_LOGGING_DIR": self.private,
@@ -116,11 +95,11 @@ class WriteGuard:
                 yield
             finally:
                 self.is_active = False
-                leftovers.remove(reversed(self._leftovers))
+                leftovers.remove(reversed(self._made.due))
 
     def led(self, file: Any, mode: str) -> Any:
         """What to open instead of `file`: its counterpart, where what is there must stay as it is, or has been led away before."""
-        if not self.is_active or self.sealed or not isinstance(file, str | bytes | os.PathLike):
+        if not self._watches or not isinstance(file, str | bytes | os.PathLike):
             return file
         path = os.path.realpath(os.fsdecode(file))
         if inside(path, self.private):
@@ -128,27 +107,47 @@ class WriteGuard:
         counterpart = self.counterpart(path)
         if not set(mode) & set("wax+"):
             return counterpart if os.path.isfile(counterpart) else file
-        if not (self.is_kept(path) and self.existed(path)):
+        if "x" in mode and not self.is_kept(path):
+            return file  # which is refused where there is a file, as the script expects
+        adds = not set(mode) & set("wx")
+        if not self._must_stay(path, adds=adds):
             return file
         os.makedirs(os.path.dirname(counterpart), exist_ok=True)
-        if set(mode) & set("a+") and os.path.isfile(path) and not os.path.exists(counterpart):
+        if adds and os.path.isfile(path) and not os.path.exists(counterpart):
             shutil.copyfile(path, counterpart)
-        self.note(os.path.dirname(path))
+        self._note_led(path)
         return counterpart
+
+    def _must_stay(self, path: str, *, adds: bool) -> bool:
+        """Whether what is at `path` must not be written to.
+
+        Args:
+            adds: what is there is wanted too; then a file that is large, and no output, is the script's own business.
+        """
+        if not self.existed(path):
+            return False
+        if self.is_kept(path):
+            return True
+        if not os.path.isfile(path) or os.path.islink(path) or self._places.is_disposable(path):
+            return False
+        return not adds or os.path.exists(self.counterpart(path)) or os.path.getsize(path) <= LARGEST_COPY
 
     def counterpart(self, path: str) -> str:
         """What stands for `path` in the private directory."""
         return os.path.join(self.private, "saved", path.lstrip(os.sep))
 
-    def note(self, directory: str) -> None:
-        """Remember that the script saved to `directory`."""
-        if directory not in self.redirected:
-            self.redirected.append(directory)
+    def note(self, path: str) -> None:
+        """Remember that the script saved to the directory, or would have overwritten the file, at `path`."""
+        if path not in self.redirected:
+            self.redirected.append(path)
+
+    def _note_led(self, path: str) -> None:
+        self.note(os.path.dirname(path) if self.is_kept(path) else path)
 
     def elsewhere(self, directory: Any) -> Any:
         """Where to save what the script saves to `directory`: there, when it is private or a temporary directory of the script's own."""
         path = os.path.realpath(os.path.expanduser(os.fsdecode(directory)))
-        own = any(made in self._made and os.path.dirname(made) == self._temporary for made in _upwards(path))
+        own = any(made in self._made.directories and self._places.is_temporary_directory(made) for made in upwards(path))
         if own or inside(path, self.private):
             return directory
         self.note(str(directory))
@@ -164,7 +163,7 @@ class WriteGuard:
         where = resolved(path, descriptor)
         if not self._watches or where is None or not self.existed(where):
             return False
-        if not self.is_kept(where) and (not tree or self._disposable(where)):
+        if not self.is_kept(where) and not self._is_led(where) and (not tree or self._places.is_disposable(where)):
             return False
         self.spare(path, where)
         return True
@@ -179,18 +178,20 @@ class WriteGuard:
             self.keep(where)
 
     def stays(self, source: str | None, target: str | None) -> bool:
-        """Whether `source` must not be moved to `target`: it was there before, and either place is an output directory."""
+        """Whether `source` must not be moved to `target`: it was there before, and either place is an output directory, or it was led away."""
         if not self._watches or source is None or target is None:
             return False
-        return self.existed(source) and (self.is_kept(source) or self.is_kept(target))
+        return self.existed(source) and (self.is_kept(source) or self.is_kept(target) or self._is_led(source))
 
-    def stand_in(self, target: str | None) -> str | None:
-        """The counterpart that takes what the script moves onto `target`; None where it may go there itself."""
-        if not self._watches or target is None or not (self.is_kept(target) and self.existed(target)):
+    def stand_in(self, source: str | None, target: str | None) -> str | None:
+        """The counterpart that takes what the script moves from `source` onto `target`; None where it may go there itself."""
+        if not self._watches or target is None or not self._must_stay(target, adds=False):
+            return None
+        if not self.is_kept(target) and (source is None or not os.path.isfile(source) or (self.existed(source) and not self._is_led(source))):
             return None
         counterpart = self.counterpart(target)
         os.makedirs(os.path.dirname(counterpart), exist_ok=True)
-        self.note(os.path.dirname(target))
+        self._note_led(target)
         return counterpart
 
     def worth_copying(self, source: str) -> bool:
@@ -199,25 +200,28 @@ class WriteGuard:
             return not self.is_kept(source)
         return os.lstat(source).st_size <= LARGEST_COPY
 
+    def now_at(self, source: str) -> str:
+        """Where the script finds what it has at `source`."""
+        return self.counterpart(source) if self._is_led(source) else source
+
     def copied(self, target: str) -> None:
         """A copy of something that stays is at `target` for the time of the trial."""
-        self._made_files.add(target)
-        self._leave_none(leftovers.Kind.FILE, target)
+        self._made.add(target, directory=False)
+        self._made.leave_none(target)
 
     def moved(self, source: str, target: str) -> None:
         """What the script had made at `source` is at `target` now."""
         if not self._watches or not os.path.isdir(target):
             return
-        for made, directory in ((self._made, True), (self._made_files, False)):
-            for path in sorted(path for path in made if inside(path, source)):
-                self._add(target + path.removeprefix(source), "os.rename", directory=directory)
+        for path in self._made.below(source):
+            self._add(target + path.removeprefix(source), directory=path in self._made.directories)
 
     def believed_gone(self, path: Any, descriptor: Any = None) -> bool:
         """Whether the script was told that the directory `path` is gone, and so may make it anew (once)."""
         where = resolved(path, descriptor)
         if where is None or where in self._anew or not os.path.isdir(where):
             return False
-        if not any(inside(where, gone) for gone in self._gone):
+        if not inside_any(where, self._gone):
             return False
         self._anew.add(where)
         return True
@@ -228,71 +232,39 @@ class WriteGuard:
 
     def check(self, path: str, event: str = "open") -> None:
         """Refuse, stop, or note a change of `path`."""
-        if inside(path, self.private) or path.startswith(ALWAYS_OPEN):
+        if self._places.is_private(path):
             return
-        if event in REMOVALS and self._is_made(path):
+        if event in REMOVALS and self._made.holds(path):
             return  # what the script made itself, a temporary directory above all
         if self.sealed:
             raise TrainingStopped
-        self._remember(path)
+        self.remember(path)
         if not os.path.lexists(path):
-            self._add(path, event)
+            if event not in REMOVALS:  # it will say itself that there is nothing
+                self._add(path, directory=event == "os.mkdir")
         elif event != "os.mkdir" and self.is_kept(path) and self.existed(path) and not path.endswith(".lock"):
             self._refuse(path)
         elif event == "os.remove" and (status := os.lstat(path)).st_nlink == 1:
             self._old.discard((status.st_dev, status.st_ino))  # another file may have the number next
 
+    def check_move(self, source: str, target: str) -> None:
+        """Refuse to move what was there before to where it would be removed with what the script made; `nets` leave a copy instead."""
+        if self.existed(source) and self.is_kept(target) and not self.sealed:
+            self._refuse(target)
+
     def _refuse(self, path: str) -> NoReturn:
         raise PermissionError(errno.EACCES, "a trial changes nothing that was in the script's output directory before", path)
 
-    def _add(self, path: str, event: str, *, directory: bool = False) -> None:
+    def _add(self, path: str, *, directory: bool) -> None:
         """`path` is about to be made."""
-        if event in REMOVALS:
-            return  # it will say itself that there is nothing
-        directory = directory or event == "os.mkdir"
+        self._made.add(path, directory=directory)
         if directory:
-            self._made.add(path)
             self._anew.add(path)
-        if not self.is_kept(path):
-            return
-        if not directory:
-            self._made_files.add(path)
+        elif self.is_kept(path):
             self.note(os.path.dirname(path))
-        self._leave_none(leftovers.Kind.DIRECTORY if directory else leftovers.Kind.FILE, path)
+        self._made.settle(path, self._kept)
 
-    def _leave_none(self, kind: leftovers.Kind, path: str) -> None:
-        """Have `path` removed in the end, also when this process is killed."""
-        self._leftovers.append((kind, path))
-        if os.environ.get(SCRATCH):
-            leftovers.note(os.environ[SCRATCH], (kind, path))
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.is_active:
-            return
-        if event == "open":
-            path, _, flags = arguments
-            writes = isinstance(flags, int) and flags & WRITING and isinstance(path, str | bytes)
-            if writes and not os.path.isdir(path):  # tempfile names the directory, and opens a file in it by itself
-                self.check(os.path.realpath(os.fsdecode(path)))
-            return
-        if event in TOUCHES:
-            position = TOUCHES[event]
-            self._remember(resolved(arguments[0], None if position is None else arguments[position]))
-        if event in CHANGES:
-            places = [
-                resolved(arguments[path], None if directory is None else arguments[directory]) for path, directory in CHANGES[event]
-            ]
-            if event == "os.rename" and None not in places:
-                source, target = map(str, places)
-                if self.existed(source) and self.is_kept(target) and not self.sealed:
-                    self._refuse(target)  # it would be removed with what the script made; `script_nets` leaves a copy instead
-                if os.path.isdir(source):
-                    places = places[:1]  # where it went is known when it is there: see `moved`
-            for where in places:
-                if where is not None:
-                    self.check(where, event)
-
-    def _remember(self, path: str | None) -> None:
+    def remember(self, path: str | None) -> None:
         """What was there before the trial stays known as that, whatever happens to its times."""
         with contextlib.suppress(OSError):
             if path is not None and (status := os.lstat(path)).st_ctime <= self._since:
@@ -306,43 +278,14 @@ class WriteGuard:
             return False
         if (status.st_dev, status.st_ino) in self._old:
             return True
-        if path in self._made_files or self._is_made(path):
+        if path in self._made.files or self._made.holds(path):
             return False
         return os.path.isdir(path) or status.st_ctime <= self._since
 
     def is_kept(self, path: str) -> bool:
         """Whether `path` is, or lies in, an output directory."""
-        return any(inside(path, directory) for directory in self._kept)
+        return inside_any(path, self._kept)
 
-    def _is_made(self, path: str) -> bool:
-        return any(place in self._made for place in _upwards(path))
-
-    def _disposable(self, path: str) -> bool:
-        """Whether `path` is a cache or a temporary file, and no output or work of the user's."""
-        if inside(path, self.private):
-            return True
-        own = self.is_kept(path) or any(inside(path, project) for project in self._projects)
-        return not own and any(inside(path, place) for place in (self._temporary, *self._caches))
-
-
-def resolved(path: Any, descriptor: Any) -> str | None:
-    """The real path of an entry in its directory (a link itself, not its end); None for an open file."""
-    if not isinstance(path, str | bytes | os.PathLike):
-        return None
-    name = os.fsdecode(path)
-    if isinstance(descriptor, int) and descriptor >= 0 and not os.path.isabs(name):
-        name = os.path.join(os.path.realpath(f"/proc/self/fd/{descriptor}"), name)
-    return os.path.join(os.path.realpath(os.path.dirname(name) or "."), os.path.basename(name))
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """`path` and every directory above it."""
-    yield path
-    while (parent := os.path.dirname(path)) != path:
-        path = parent
-        yield path
-
-
-def inside(path: str, directory: str) -> bool:
-    """Whether `path` is `directory` or lies in it; both absolute."""
-    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
+    def _is_led(self, path: str) -> bool:
+        """Whether a counterpart stands for the file at `path`."""
+        return os.path.isfile(self.counterpart(path)) and not os.path.isdir(path)

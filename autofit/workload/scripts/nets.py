@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import bz2
 import errno
 import functools
+import io
 import os
 import pathlib
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +18,11 @@ import torch
 from transformers.utils.hub import PushToHubMixin
 
 from autofit.workload.replacing import Opener
-from autofit.workload.scripts.guard import TrainingStopped, WriteGuard, inside, resolved
+from autofit.workload.scripts.guard import TrainingStopped, WriteGuard
+from autofit.workload.scripts.places import inside, resolved
+
+#: where the built-in `open` is known by a name of its own
+OPENERS = ((builtins, "open"), (io, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open"))
 
 Net = tuple[Any, str, Callable[[Any], Any]]
 
@@ -24,6 +31,7 @@ def nets(guard: WriteGuard) -> list[Net]:
     """(owner, name, wrapper) of every function that saves, loads, opens, removes or renames."""
     import huggingface_hub
     import safetensors.torch
+    import tokenizers
 
     bound = functools.partial
     return [
@@ -35,7 +43,8 @@ def nets(guard: WriteGuard) -> list[Net]:
         (huggingface_hub.HfApi, "create_commit", _refusing),
         (torch, "save", bound(_checking, guard, position=1)),
         (safetensors.torch, "save_file", bound(_checking, guard, position=1)),
-        (builtins, "open", lambda function: Opener(function, guard.led)),
+        (tokenizers.Tokenizer, "save", bound(_checking, guard, position=1)),
+        *((owner, name, lambda function: Opener(function, guard.led)) for owner, name in OPENERS),
         (pathlib.Path, "open", bound(_opening, guard)),
         (shutil, "rmtree", bound(_sparing, guard, tree=True)),
         *((os, name, bound(_sparing, guard)) for name in ("remove", "unlink", "rmdir")),
@@ -87,10 +96,10 @@ def _moving(guard: WriteGuard, move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def moving(src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> Any:
         source, target = resolved(src, src_dir_fd), resolved(dst, dst_dir_fd)
-        counterpart = guard.stand_in(target)
+        counterpart = guard.stand_in(source, target)
         if source is not None and target is not None and guard.stays(source, target):
             if guard.worth_copying(source):
-                _leave_a_copy(guard, source, counterpart or target)
+                _leave_a_copy(guard, guard.now_at(source), counterpart or target)
             guard.spare(src, source)
             return None
         if counterpart is not None:
@@ -168,7 +177,7 @@ def _loading(guard: WriteGuard, load: Any) -> Any:
 def _checking(guard: WriteGuard, save: Callable[..., Any], *, position: int) -> Callable[..., Any]:
     @functools.wraps(save)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        name = next((n for n in ("f", "filename") if n in kwargs), "f")
+        name = next((n for n in ("f", "filename", "path") if n in kwargs), "f")
         target = args[position] if len(args) > position else kwargs.get(name)
         if isinstance(target, str | os.PathLike):
             target = guard.led(target, "w")

@@ -25,14 +25,16 @@ from transformers import Trainer, TrainingArguments
 
 import autofit
 from autofit.errors import ScriptError, UserError
-from autofit.problem.script_command import label, named_outputs, read_script
+from autofit.problem.script_command import label, named_outputs, read_script, script_file
 from autofit.problem.script_source import output_directories
 from autofit.processes.protocol import SCRATCH
 from autofit.workload.evaluation import first_rows
 from autofit.workload.replacing import replaced
-from autofit.workload.scripts.arguments import ArgumentKeeper, Origin, Taken
+from autofit.workload.scripts.arguments import ArgumentKeeper, Taken
 from autofit.workload.scripts.guard import TrainingStopped, WriteGuard
 from autofit.workload.scripts.nets import nets
+from autofit.workload.scripts.origin import Origin
+from autofit.workload.scripts.trainer import noting_optimizer
 
 EARLY_BATCHES = 2  #: of an evaluation that the script runs before it trains
 
@@ -46,7 +48,7 @@ class Training:
         model: the Trainer's.
         train: the Trainer's own `train`, without arguments: nothing is resumed from.
         taken: its arguments: what the script asked for, and where they came from.
-        set_in_code: tuned fields that the script sets after its arguments are made, so that a flag has no effect.
+        set_in_code: tuned fields that the script sets by an assignment of its own, so that a flag has no effect.
         trainers: how many Trainers were built so far.
         redirected: directories that the script saved to before the training, and that were spared.
         spared: directories that the script deleted before the training, and that are still there.
@@ -72,6 +74,7 @@ class _Run:
     keeper: ArgumentKeeper
     guard: WriteGuard
     at_training: Callable[[Training], None]
+    length: Mapping[str, Any]
     trainers: list[Trainer] = field(default_factory=list)
     handled: bool = False
     shortened: bool = False
@@ -111,7 +114,8 @@ class _Run:
                 return found
             return evaluate(trainer, eval_dataset, *args, **kwargs)
 
-        hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate}
+        create = noting_optimizer(Trainer.create_optimizer)
+        hooks = {"__init__": hooked_build, "train": hooked_train, "evaluate": hooked_evaluate, "create_optimizer": create}
         with contextlib.ExitStack() as stack:
             for name, hook in hooks.items():
                 stack.enter_context(replaced(Trainer, name, hook))
@@ -131,6 +135,7 @@ class _Run:
             spared=tuple(self.guard.spared),
             shortened=self.shortened,
         )
+        self.keeper.set_for_good(trainer.args, self.length)
         try:
             self.at_training(training)
         except TrainingStopped:
@@ -157,7 +162,11 @@ class _Run:
 
 
 def run_script(
-    command: Sequence[str], values: Mapping[str, Any], *, at_training: Callable[[Training], None]
+    command: Sequence[str],
+    values: Mapping[str, Any],
+    *,
+    at_training: Callable[[Training], None],
+    length: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the script until its first training has been handled.
 
@@ -165,6 +174,7 @@ def run_script(
         command: what stands behind `python`.
         values: fields of TrainingArguments and their values.
         at_training: called once, at the first `train()`; may raise `TrainingStopped` out of the training itself.
+        length: more of them, set when the training begins: until then the script reads its own.
 
     Raises:
         ScriptError: it ended, or called `sys.exit`, without a training.
@@ -175,10 +185,10 @@ def run_script(
         prefix="autofit-trial-", ignore_cleanup_errors=True, dir=os.environ.get(SCRATCH)
     ) as directory:
         guard = WriteGuard(directory, () if file is None else (os.path.dirname(file),))
-        for output in (*named_outputs(command), *_written_outputs(file)):  # the script may touch them before its arguments are made
+        for output in (*named_outputs(command), *_written_outputs(command)):  # the script may touch them before its arguments are made
             guard.keep(output)
         keeper = ArgumentKeeper(values, directory, on_output=guard.keep)
-        run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training)
+        run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training, length=length or {})
         failure: BaseException | None = None
         try:
             with guard.active(nets), keeper.active(), run.hooks():
@@ -198,8 +208,9 @@ def run_script(
             raise run.why_untrained()
 
 
-def _written_outputs(file: str | None) -> list[str]:
-    """Directories that the script's text names as its arguments' outputs; none of a module's, or of what is not readable."""
+def _written_outputs(command: Sequence[str]) -> list[str]:
+    """Directories that the script's text names as outputs; none of what is not readable."""
+    file = script_file(command)
     try:
         return [] if file is None else output_directories(read_script(file))
     except UserError:

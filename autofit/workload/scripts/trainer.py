@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.subject import lengthened
 
+AS_NAMED = "_autofit_optimizer"  #: in a Trainer: the optimizer that it made before its training, as `optim` says
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
 
 
@@ -79,7 +82,22 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
         set_attention(inner, attention)
     checkpointing_as_asked(model, config)
     trainer.model_init = None  # type: ignore[assignment]  # it has made this model, and would make another one, as the script has it, when the training begins
+    go_on_at_the_end(trainer.lr_scheduler)
     refuse_missing_loss(trainer)
+
+
+def go_on_at_the_end(scheduler: Any) -> None:
+    """Have a schedule of the script's own, which is as long as its training, stay where it ends: a trial may have more steps."""
+    total = getattr(scheduler, "total_steps", None)
+    if total is None:
+        return
+    step = scheduler.step
+
+    def endless_step(*args: Any, **kwargs: Any) -> None:
+        if scheduler.last_epoch < total:
+            step(*args, **kwargs)
+
+    scheduler.step = endless_step
 
 
 def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
@@ -123,14 +141,30 @@ def long_enough(data: Any, length: int) -> Any:
 
 def ignores_optim(trainer: Trainer) -> bool:
     """Whether the script makes its own optimizer, so that `optim` changes nothing."""
-    if trainer.optimizer is not None or getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
+    if getattr(trainer, "optimizer_cls_and_kwargs", None) is not None:
         return True
+    if trainer.optimizer is not None:
+        return trainer.optimizer is not vars(trainer).get(AS_NAMED)
     if type(trainer).create_optimizer is Trainer.create_optimizer:
         return False
     try:
         return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
     except Exception:  # the user's own code may want what only its training sets: then the training will tell
         return False
+
+
+def noting_optimizer(create: Callable[..., Any]) -> Callable[..., Any]:
+    """`Trainer.create_optimizer` that remembers what it made: the script may have its Trainer make the optimizer before it trains."""
+
+    @functools.wraps(create)
+    def noted(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
+        before = trainer.optimizer
+        made = create(trainer, *args, **kwargs)
+        if before is None:
+            vars(trainer)[AS_NAMED] = trainer.optimizer
+        return made
+
+    return noted
 
 
 def _made_for(trainer: Trainer, name: OptimizerNames) -> type:
