@@ -109,9 +109,10 @@ def test_a_subclass_with_its_own_optimizer_keeps_it(place: Place) -> None:
                 self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
                 return self.optimizer
         Own(model=model(), args=args, train_dataset=rows).train()
-    """)
+    """, build='args = TrainingArguments(OUT, optim="adafactor", use_cpu=True, report_to="none")\n')
     facts = place.describe()
     assert facts["script"]["own_optimizer"] is True
+    assert (facts["script"]["own"]["optim"], facts["script"]["set_in_code"]) == ("adafactor", [])
     assert any("its own optimizer" in text for text in facts["warnings"])
     assert place.run().outcome is Outcome.COMPLETED
 

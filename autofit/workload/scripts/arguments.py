@@ -26,7 +26,7 @@ NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 #: as a trial has them, all together or all but one, in no arguments but a copy of replaced ones
 SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm")
 MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
-LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses")  #: whose assignments are not the script's
+LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses", "autofit.")  #: whose assignments are not the script's
 DERIVED = ("mixed_precision", "gradient_checkpointing", "gradient_checkpointing_kwargs", "lr_scheduler_type")
 
 
