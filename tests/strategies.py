@@ -99,7 +99,7 @@ def measurements() -> st.SearchStrategy[Measurement]:
         losses=st.lists(st.floats(-10, 100), max_size=4).map(tuple),
         tokens_per_sample=st.none() | st.floats(1, 8192),
         facts=st.none()
-        | st.dictionaries(short_text, st.none() | st.booleans() | st.integers() | short_text, max_size=3),
+        | st.dictionaries(short_text, st.none() | st.booleans() | st.integers(-(2**63), 2**63) | short_text, max_size=3),
     )
 
 
@@ -203,7 +203,7 @@ def landscapes(draw: st.DrawFn) -> Landscape:
     return Landscape(
         points=tuple(Point(config=config, measurement=draw(_recorded())) for config in configs),
         device=draw(devices()),
-        spec=draw(st.dictionaries(short_text, st.none() | st.integers() | short_text, max_size=3)),
+        spec=draw(st.dictionaries(short_text, st.none() | st.integers(-(2**63), 2**63) | short_text, max_size=3)),
         software=draw(st.dictionaries(short_text, short_text, max_size=3)),
         modelled=draw(st.booleans()),
     )

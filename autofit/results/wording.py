@@ -78,7 +78,7 @@ def format_speed(samples_per_second: float) -> str:
 def format_interval(interval: Interval) -> str:
     """Return `409.8 to 414.9`; equal samples show no spread, and a single one does not say what its spread is."""
     if not interval.known:
-        return "unknown from one sample"
+        return "unknown from so few samples"
     if interval.low == interval.high:
         return "no spread seen"
     return f"{format_speed(interval.low)} to {format_speed(interval.high)}"
