@@ -36,7 +36,7 @@ CAPABILITY_FOR_IMPORTS = (8, 0)
 
 
 def main(control_fd: int) -> None:
-    """Serve until the parent is gone. Never returns normally in a child."""
+    """Serve until the parent is gone; never returns normally in a child. Whatever an import raises goes to the parent with its traceback."""
     control = socket.socket(fileno=control_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = time.monotonic()

@@ -128,7 +128,7 @@ class StorageTracer(TorchDispatchMode):
             func = self.engine.in_place(func, args) or func  # type: ignore[union-attr]
         try:
             out = RESULTS.get(func, func)(*args, **kwargs)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError) as error:  # what fake tensors raise for an operator that they do not describe
             raise OperatorRefused(self._name(func), error) from error
         if backward:
             self.engine.note(func, out)  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
 """The user's own script in a trial's process, as Python would run it, up to its first `Trainer.train()` and no further.
 
-Arguments are replaced as they are made (`script_arguments`), writes are kept out of the user's directories (`script_guard`), and the first training is
+Arguments are replaced as they are made (`arguments`), writes are kept out of the user's directories (`guard`), and the first training is
 handed to the caller, who decides what becomes of it. Then the script is unwound: nothing that stands after `train()` runs. Not covered: a training
 that the script starts in another process, and code of its own that catches `BaseException` and goes on computing.
 """
