@@ -53,10 +53,6 @@ class MemoryForecast:
         """Even the low end does not fit: not worth a trial."""
         return limit_bytes is not None and self.low_bytes > limit_bytes
 
-    def certain(self, limit_bytes: int | None) -> bool:
-        """Even the high end fits."""
-        return limit_bytes is None or self.high_bytes <= limit_bytes
-
 
 class MemoryModel(Protocol):
     """Predicts memory before any trial."""

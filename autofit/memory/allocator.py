@@ -67,7 +67,7 @@ class CachingAllocator:
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity = None if capacity_bytes is None else capacity_bytes // UNIT
         self.allocated = self.reserved = 0
-        self.peak_allocated = self.peak_reserved = self.reserved_at_peak = 0
+        self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
         self.peak_event = -1
         self._small: list[int] = []
@@ -116,7 +116,7 @@ class CachingAllocator:
                 placed[event] = (start, have)
                 allocated += have
                 if allocated > peak:
-                    peak, self.peak_event, self.reserved_at_peak = allocated, index, self.reserved
+                    peak, self.peak_event = allocated, index
             else:
                 start, size = placed.pop(~event)
                 allocated -= size

@@ -30,7 +30,6 @@ class Replay:
         retries: times that everything free was given back to make room.
         thrashes: whether it goes on retrying as the last step is repeated.
         peak_event: position of the event at which `peak_allocated_bytes` was first reached; -1 without events.
-        reserved_at_peak_bytes: bytes held from the device at that event.
     """
 
     peak_allocated_bytes: int
@@ -38,7 +37,6 @@ class Replay:
     retries: int
     thrashes: bool
     peak_event: int
-    reserved_at_peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,6 @@ def replay(
         retries=allocator.retries,
         thrashes=thrashes(allocator.retries - before, repeats),
         peak_event=allocator.peak_event,
-        reserved_at_peak_bytes=allocator.reserved_at_peak * UNIT,
     )
 
 

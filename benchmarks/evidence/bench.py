@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from autofit.devices.device import Device
@@ -220,11 +219,6 @@ def record(sheet: Sheet, key: str, result: TrialResult, config: TrialConfig, **m
 def missing(*packages: str) -> list[str]:
     """Those of `packages` that are not installed."""
     return [name for name in packages if importlib.util.find_spec(name) is None]
-
-
-def repository_file(path: Path) -> str:
-    """A path for a report: relative to the repository where it lies in it."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 class Stopwatch:

@@ -53,13 +53,11 @@ def test_a_forecast_keeps_its_order() -> None:
         MemoryForecast(low_bytes=3, bytes=2, high_bytes=4)
 
 
-def test_only_the_band_is_in_doubt() -> None:
+def test_what_is_too_big_is_so_at_its_low_end() -> None:
     forecast = MemoryForecast(low_bytes=9, bytes=10, high_bytes=11)
     assert forecast.too_big(8)
     assert not forecast.too_big(9)
-    assert forecast.certain(11)
-    assert not forecast.certain(10)
-    assert forecast.certain(None)
+    assert not forecast.too_big(None)
 
 
 def test_without_a_limit_everything_fits() -> None:
