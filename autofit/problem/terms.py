@@ -53,7 +53,7 @@ class Finding:
         seconds: wall time.
         hand_recipe: the largest power of two known to fit; None when none.
         no_recipe: why there is none.
-        settled: whether the play-off went on until those tied were known to be as fast as each other.
+        settled: whether the play-off went on until no other was faster by more than the tolerance, or to its last round.
     """
 
     winner: TrialConfig

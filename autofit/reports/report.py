@@ -186,8 +186,10 @@ def _why_first(result: TuneResult) -> str:
     """What decided a tie, as far as the figures that are shown bear it out; empty where they do not."""
     best = result.best
     peers = [one for one in result.tied if one.samples_per_second * (1 + result.spec.tolerance) >= best.samples_per_second]
+    fastest = all(best.samples_per_second >= one.samples_per_second for one in result.tied)
+    in_the_mean = " The winner is the fastest in the mean." if fastest else ""
     if not peers:
-        return " The winner is the fastest in the mean."
+        return in_the_mean
     keeps = not result.changes(best.config) and any(result.changes(one.config) for one in peers)
     alike = [one for one in peers if not (keeps and result.changes(one.config))]
     needs = [one.memory.needed_bytes for one in alike]
@@ -195,7 +197,7 @@ def _why_first(result: TuneResult) -> str:
     if keeps:
         more = ", and of those that do it needs the least memory" if least and alike else ""
         return f" Of those as fast in the mean the winner leaves the mathematics of training as it is{more}."
-    return " The winner needs the least memory of those as fast in the mean." if least else ""
+    return " The winner needs the least memory of those as fast in the mean." if least else in_the_mean
 
 
 def _tied(result: TuneResult, index: int) -> str:

@@ -7,8 +7,10 @@ and all pairs (Bonferroni: the fastest is picked by the same rounds), so that eq
 time however often one looks. What moves a whole run and not its neighbours shows between rounds only: the variance of a difference is what
 the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
 
-Tied configurations are as good as each other: those that leave the mathematics of training as it is come before those that do not, and of these the
-one with the lowest memory wins.
+Of those tied that are also in the mean as fast as the fastest, but for the tolerance, those that leave the mathematics of training as it is come before
+those that do not. The fastest of them wins, unless one with lower memory is surely no more than the tolerance slower than any other: memory is
+no reason to take a chance with speed. The rounds end when that much is sure of the winner, or when what another could be expected to gain
+is not worth them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autofit.beliefs.speed import Observation
 from autofit.problem.config import TrialConfig
@@ -28,6 +32,9 @@ LEADER_CONFIDENCE = 0.99  #: one run each, minutes apart, is weak evidence again
 MAX_LEADERS = 5  #: that begin
 MAX_PLAYERS = 8  #: that ever play
 LOOKS = (3, 6, 12)  #: rounds after which the leaders are compared
+WORTH_A_ROUND = 0.25  #: of the tolerance: the winner's expected loss below which no more rounds are played
+ONE_SIGMA = math.erf(math.sqrt(0.5))  #: confidence of an interval of one standard error to either side
+SEARCH_WEIGHT = 1e-3  #: of a run in the search beside one in a round: it decides only between those that no round compares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,7 @@ class Verdict:
         winner: who wins if it ends now.
         tied: not separated from the fastest, the winner first.
         next_round: in which order to run next; empty when it is over.
-        settled: whether the rounds sufficed to say that those tied are as fast as each other, and nothing else is faster.
+        settled: whether the rounds sufficed: the winner loses nothing that matters against any other, or all rounds were played.
     """
 
     winner: TrialConfig
@@ -57,17 +64,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """One configuration in the play-off: its run in the search, its rounds, its memory (infinite when unknown)."""
+    """One configuration in the play-off.
+
+    Attributes:
+        config: which.
+        search: its run in the search.
+        rounds: its runs in the play-off.
+        needed_bytes: memory; infinite when unknown.
+        log_speed: by all runs of all leaders, without what their rounds had in common (see `_levelled`), on the level of the search.
+    """
 
     config: TrialConfig
     search: Run
     rounds: tuple[Run, ...]
     needed_bytes: float
-
-    @property
-    def log_speed(self) -> float:
-        """Mean over the rounds, or of the search's run before the first."""
-        return statistics.fmean(r.log_speed for r in self.rounds) if self.rounds else self.search.log_speed
+    log_speed: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +96,7 @@ def decide(
 
     Args:
         records: all trials of the search and of the play-off so far; at least one configuration must be feasible.
-        tolerance: relative speed difference that does not matter: a tie is settled once no larger difference is in doubt.
+        tolerance: relative speed difference that does not matter.
         keeps: whether a configuration leaves the mathematics of training as it is; None = all do.
 
     Raises:
@@ -95,26 +106,26 @@ def decide(
     if not leaders:
         raise ValueError("no configuration completed")
     survivors, looks = _after_looks(leaders)
-    tied = sorted(
-        survivors,
-        key=lambda one: (keeps is not None and not keeps(one.config), one.needed_bytes, -one.log_speed),
-    )
-    over = (
-        len(survivors) == 1
-        or looks == len(LOOKS)
-        or (looks > 0 and _settled(survivors, looks, len(leaders), tolerance))
-    )
-    verdict = _settle(tied, tolerance)
+    sure = [one for one in survivors if looks and _surely_near(one, survivors, looks, len(leaders), tolerance)]
+    winner = _choose(survivors, sure, tolerance, keeps)
+    ranked = sorted(survivors, key=lambda one: (one is not winner, -one.log_speed))
+    verdict = Verdict(winner=winner.config, tied=tuple(one.config for one in ranked))
+    over = len(survivors) == 1 or looks == len(LOOKS) or winner in sure
+    if not over and looks:
+        granted = {o.config: tolerance for o in survivors if keeps is not None and keeps(winner.config) and not keeps(o.config)}
+        over = _expected_loss(winner, survivors, LOOKS[looks - 1], granted) <= WORTH_A_ROUND * tolerance
     return verdict if over else replace(verdict, next_round=_order(survivors), settled=False)
 
 
-def _settle(tied: Sequence[Leader], tolerance: float) -> Verdict:
-    """The first of `tied` wins among those that are also in their means as fast as the fastest, but for the tolerance: noise can keep
-    configurations together that differ by more than a user would give for memory."""
-    fastest = max(tied, key=lambda leader: leader.log_speed)
-    winner = next(one for one in tied if fastest.log_speed - one.log_speed <= math.log1p(tolerance))
-    others = [leader.config for leader in tied if leader is not winner]
-    return Verdict(winner=winner.config, tied=(winner.config, *others))
+def _choose(
+    survivors: Sequence[Leader], sure: Sequence[Leader], tolerance: float, keeps: Callable[[TrialConfig], bool] | None
+) -> Leader:
+    """The winner among those that are not separated; `sure` are at most the tolerance slower than any other."""
+    fastest = max(survivors, key=lambda leader: leader.log_speed)
+    near = [one for one in survivors if fastest.log_speed - one.log_speed <= math.log1p(tolerance)]
+    pool = [one for one in near if keeps is None or keeps(one.config)] or near
+    first = max(pool, key=lambda leader: leader.log_speed)
+    return min((one for one in pool if one is first or one in sure), key=lambda one: (one.needed_bytes, -one.log_speed))
 
 
 def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
@@ -130,6 +141,7 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
     found.sort(key=lambda leader: -leader.search.log_speed)
     if not found:
         return []
+    found = _levelled(found)
     best = max(found, key=lambda leader: leader.log_speed)
     standard = Run(log_speed=best.log_speed, error=best.search.error)
     playing = [leader for leader in found if leader.rounds]
@@ -152,7 +164,28 @@ def _leader(group: Sequence[TrialRecord]) -> Leader | None:
         search=run_of(first),
         rounds=tuple(run_of(r) for r in runs if r.role is Role.PLAYOFF),
         needed_bytes=max((float(n) for n in needed if n is not None), default=math.inf),
+        log_speed=run_of(first).log_speed,
     )
+
+
+def _levelled(leaders: Sequence[Leader]) -> list[Leader]:
+    """The leaders with their speeds by least squares: each run is its leader's speed and its round's drift.
+
+    A round that was not finished, or that somebody joined later, compares those only that ran in it: a mean over each leader's own rounds
+    would take the drift between rounds for a difference of speed.
+    """
+    rounds = max(len(leader.rounds) for leader in leaders)
+    rows: list[tuple[int, int | None, float]] = [(i, None, leader.search.log_speed) for i, leader in enumerate(leaders)]
+    rows += [(i, j, run.log_speed) for i, leader in enumerate(leaders) for j, run in enumerate(leader.rounds)]
+    design, seen = np.zeros((len(rows), len(leaders) + rounds)), np.zeros(len(rows))
+    for row, (leader, turn, value) in enumerate(rows):
+        weight = SEARCH_WEIGHT if turn is None else 1.0
+        design[row, leader] = weight
+        if turn is not None:
+            design[row, len(leaders) + turn] = weight
+        seen[row] = weight * value
+    solution = np.linalg.lstsq(design, seen, rcond=None)[0]
+    return [replace(one, log_speed=float(speed)) for one, speed in zip(leaders, solution)]
 
 
 def run_of(record: TrialRecord) -> Run:
@@ -240,12 +273,26 @@ def _after_looks(leaders: Sequence[Leader]) -> tuple[list[Leader], int]:
     return survivors, count
 
 
-def _settled(survivors: Sequence[Leader], looks: int, leaders: int, tolerance: float) -> bool:
-    """Whether all that is left in doubt is smaller than the tolerance: more rounds would not matter."""
+def _surely_near(one: Leader, others: Sequence[Leader], looks: int, leaders: int, tolerance: float) -> bool:
+    """Whether `one` is at most the tolerance slower than each of `others`."""
     rounds, confidence = LOOKS[looks - 1], _shared_confidence(leaders)
-    best = max(survivors, key=lambda leader: leader.log_speed)
-    gaps = [gap(best, other, rounds, confidence, survivors) for other in survivors if other is not best]
-    return all(found.mean + found.half <= tolerance for found in gaps)
+    gaps = (gap(other, one, rounds, confidence, others) for other in others if other is not one)
+    return all(found.mean + found.half <= math.log1p(tolerance) for found in gaps)
+
+
+def _expected_loss(one: Leader, others: Sequence[Leader], rounds: int, granted: Mapping[TrialConfig, float]) -> float:
+    """Relative speed that `one` is expected to lose against the fastest, at most: the sum over `others` of what each may be faster.
+
+    For a normal difference of mean m and deviation s that is s (phi(m/s) + m/s Phi(m/s)), the opportunity cost of ranking and selection
+    (Chick and Inoue, Operations Research 49, 2001). `granted` is how much faster one may be at no loss.
+    """
+    normal, loss = statistics.NormalDist(), 0.0
+    for other in others:
+        if other is not one:
+            found = gap(other, one, rounds, ONE_SIGMA, others)
+            mean, deviation = found.mean - granted.get(other.config, 0.0), max(found.half, 1e-12)
+            loss += deviation * normal.pdf(mean / deviation) + mean * normal.cdf(mean / deviation)
+    return loss
 
 
 def _shared_confidence(leaders: int) -> float:

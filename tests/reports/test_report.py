@@ -192,8 +192,8 @@ def test_ties_and_confirmation_are_stated() -> None:
     ("best_gib", "tied_gib", "says"),
     [
         (10, 12, "The winner needs the least memory of those as fast in the mean."),
-        (10, 6, "no slower beyond the noise."),
-        (None, None, "no slower beyond the noise."),
+        (10, 6, "The winner is the fastest in the mean."),
+        (None, None, "The winner is the fastest in the mean."),
     ],
 )
 def test_what_decided_a_tie_is_said_where_the_figures_bear_it_out(best_gib: int | None, tied_gib: int | None, says: str) -> None:
