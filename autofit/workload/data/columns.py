@@ -34,6 +34,10 @@ class Columns:
         texts = " and ".join(repr(name) for name in self.text)
         return f"text in {texts}" + ("" if self.label is None else f", labels in {self.label!r}")
 
+    def sequences(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """The columns that make each of the sequences of tokens of a row: its input, and its target where that is a text."""
+        return (self.text, (self.label,)) if task is Task.SEQ2SEQ_LM and self.label is not None else (self.text,)
+
 
 TEXT_NAMES = ("text", "sentence", "content", "review", "document", "body", "comment", "tweet", "article", "source", "input", "inputs")
 PAIRS = (
