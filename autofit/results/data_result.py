@@ -58,7 +58,7 @@ def data_lines(data: Mapping[str, Any]) -> list[str]:
     if decided.get("shown"):
         lines.append(f"Memory was decided by length {decided['length']}: every trial began with a batch of the longest rows.")
     if data.get("padding_share") is not None:
-        lines.append(f"Padding was {100 * data['padding_share']:.0f} % of the tokens in the measured batches.")
+        lines.append(f"Padding was {100 * data['padding_share']:.0f} % of the tokens.")
     return lines
 
 

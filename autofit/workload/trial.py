@@ -24,6 +24,7 @@ from autofit.workload.data.feed import (
     PRELUDE_STEPS,
     DataFeed,
     data_facts,
+    epoch_counts,
     feed_of,
     measured_sizes,
     rows_of,
@@ -303,7 +304,7 @@ def _measurement(
         optimizer_steps=clock.steps,
         skipped_steps=clock.skipped,
         losses=tuple(clock.losses),
-        tokens_per_sample=tokens_per_sample(clock.counts),
+        tokens_per_sample=tokens_per_sample(epoch_counts(feed, clock)),
         facts=facts,
         sizes=measured_sizes(feed, clock),
     )

@@ -212,10 +212,10 @@ def _characters(column: Any) -> Any:
     """Of each text of an arrow column, or of each list of words in it; 0 where there is none."""
     found = [np.zeros(0, dtype=np.int64)]
     for chunk in column.chunks:
-        words = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
-        texts = pc.fill_null(pc.utf8_length((chunk.flatten() if words else chunk).cast(pa.large_string())), 0).to_numpy(zero_copy_only=False)
+        listed = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+        texts, rows = (chunk.flatten(), pc.list_parent_indices(chunk).to_numpy()) if listed else (chunk, np.arange(len(chunk)))
         lengths = np.zeros(len(chunk), dtype=np.int64)
-        np.add.at(lengths, pc.list_parent_indices(chunk).to_numpy() if words else slice(None), texts)
+        np.add.at(lengths, rows, pc.fill_null(pc.utf8_length(texts.cast(pa.large_string())), 0).to_numpy(zero_copy_only=False))
         found.append(lengths)
     return np.concatenate(found)
 
