@@ -275,12 +275,18 @@ def test_files_that_cannot_be_read_are_refused(name: str, content: str | None, w
         load_rows(DataSource(dataset=str(path) if len(name) < 256 else name), tmp_path / "cache")
 
 
-def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_split_or_a_part_of_one_is_taken_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
     splits = saved(ROWS, tmp_path / "data", "splits")
     assert len(load_rows(DataSource(dataset=splits, split="test"), tmp_path / "cache")) == 1
     for dataset in (splits, saved(ROWS, tmp_path / "data", "csv"), saved(ROWS, tmp_path / "data", "dataset")):
         with refused("no split 'validation'"):
             load_rows(DataSource(dataset=dataset, split="validation"), tmp_path / "cache")
+    for dataset in (splits, saved(ROWS, tmp_path / "data", "dataset"), saved(ROWS, tmp_path / "data", "csv")):
+        part = load_rows(DataSource(dataset=dataset, split="train[1:3]"), tmp_path / "cache")
+        assert part["text"] == ROWS["text"][1:3], dataset
+    assert len(load_rows(DataSource(dataset=splits, split="train[:50%]+test"), tmp_path / "cache")) == 4
+    with refused(r"no split 'test\[a\]'", hint=r"train \(6 rows\), test \(1 rows\)"):
+        load_rows(DataSource(dataset=splits, split="test[a]"), tmp_path / "cache")
     datasets.Dataset.from_dict(ROWS).select([]).save_to_disk(tmp_path / "no rows")
     datasets.DatasetDict({}).save_to_disk(tmp_path / "no splits")
     for name in ("no rows", "no splits"):
