@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import BertConfig
 from autofit.problem.spec import Workload
 from autofit.processes.protocol import SCRATCH
 from autofit.workload import models
-from autofit.workload.data.facts import STREAM, describe_data
+from autofit.workload.data.facts import STREAM, UNREAD, describe_data
 from autofit.workload.data.scan import length_of_row, lengths_of
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
@@ -39,6 +40,14 @@ class Rows(Dataset[Any]):
         self.read += 1
         time.sleep(self.seconds)
         return self.rows[index]
+
+
+@dataclass
+class Features:
+    """A row that is no mapping."""
+
+    input_ids: list[int]
+    label: int = 0
 
 
 class Stream(IterableDataset[Any]):
@@ -65,6 +74,7 @@ class Stream(IterableDataset[Any]):
         ({"x": torch.zeros(3, 4), "labels": torch.tensor(0.0)}, (13, 0, "elements")),
         ((torch.zeros(6), 1), (6, 0, "elements")),
         ({"name": None}, None),
+        (Features(input_ids=[1, 2, 3]), (3, 0, "tokens")),
         ({"input_ids": [[1, 2], [1, 2, 3, 4]], "labels": 1}, (4, 0, "tokens")),
         ({"input_ids": torch.ones(4, 7), "labels": 1}, (7, 0, "tokens")),
         ({"input_features": [[0.0] * 300] * 80, "labels": [1] * 7}, (24_000, 7, "elements")),
@@ -181,10 +191,11 @@ def test_streams_and_rows_without_a_length_say_nothing() -> None:
     assert lengths_of(Rows([{"name": None}])) is None
 
 
-def test_a_stream_is_a_warning() -> None:
-    objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=Stream())
+@pytest.mark.parametrize(("rows", "warning"), [(Stream(), STREAM), ([{"name": None}], UNREAD)])
+def test_rows_whose_lengths_cannot_be_known_are_a_warning(rows: Any, warning: str) -> None:
+    objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=rows)
     resolved = models.resolve_with(Workload(model="tiny", task="sequence-classification"), objects)
-    assert describe_data(resolved) == {"sample_length": None, "warnings": [STREAM]}
+    assert describe_data(resolved) == {"sample_length": None, "warnings": [warning]}
 
 
 def test_the_length_of_a_sample_is_that_of_the_longest_row_and_none_where_rows_have_no_tokens() -> None:

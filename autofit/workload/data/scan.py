@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ def length_of_row(row: Any, length_column: str = LENGTH) -> tuple[int, int, str]
     Without a field that transformers' models read, all characters and elements of all fields count, however they are nested: enough to tell the
     longest row.
     """
+    if is_dataclass(row) and not isinstance(row, type):
+        row = {field.name: getattr(row, field.name) for field in fields(row)}
     if isinstance(row, Mapping):
         name = next((name for name in INPUTS if row.get(name) is not None), None)
         if name is not None:
