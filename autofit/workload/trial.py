@@ -21,7 +21,6 @@ from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import (
-    PRELUDE_STEPS,
     DataFeed,
     data_facts,
     epoch_counts,
@@ -260,7 +259,7 @@ def attached_clock(
         window,
         enter=_announcer(channel),
         on_warm=meter.mark_warm,
-        prelude_steps=PRELUDE_STEPS if feed.uneven else 0,
+        prelude_steps=feed.prelude_steps(trainer),
         settle_steps=0 if feed.uneven and whole else 1,
         busy=effects.busy,
         at_rest=RestWatch(meter, request.memory_limit_bytes),

@@ -43,21 +43,21 @@ class Seen:
 
 
 def train(
-    tmp_path: Path, data: Any, collator: Any, *, steps: int, accumulation: int = 1, cls: type[Trainer] = Trainer, **arguments: Any
+    tmp_path: Path, data: Any, collator: Any, *, steps: int, accumulation: int = 1, cls: type[Trainer] = Trainer, batch: int = BATCH, **arguments: Any
 ) -> tuple[StepClock, DataFeed]:
     """`steps` optimizer steps as a trial runs them."""
     args = TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=BATCH, gradient_accumulation_steps=accumulation, max_steps=1000,
+        output_dir=str(tmp_path), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, max_steps=1000,
         use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, **arguments,
     )  # fmt: skip
     model = BertForSequenceClassification(BertConfig(**SMALL))
     trainer = cls(model=model, args=args, train_dataset=data, data_collator=collator)
-    feed = feed_of(trainer, TrialConfig(per_device_train_batch_size=BATCH), user_data=True)
+    feed = feed_of(trainer, TrialConfig(per_device_train_batch_size=batch), user_data=True)
     clock = StepClock(
         Window(optimizer_steps=steps),
         enter=lambda phase: None,
         on_warm=lambda: None,
-        prelude_steps=2 if feed.uneven else 0,
+        prelude_steps=feed.prelude_steps(trainer),
     )
     feed.attach(trainer, lambda: clock.in_prelude)
     clock.attach(trainer)
@@ -78,6 +78,24 @@ def test_two_optimizer_steps_see_the_longest_rows_whatever_the_sampler(strategy:
     assert (facts["prelude_steps"], facts["prelude_longest"]) == (2, 120)
     assert facts["lengths"]["longest"] == 120
     assert len(clock.samples.micro) == 3 * accumulation, "prelude and the step after it are not measured"
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_single_rows_show_the_longest_input_and_the_longest_target(accumulation: int, tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * n, "attention_mask": [1] * n, "labels": [1] * m} for n, m in [(6, 5), (7, 4), (90, 2), (5, 80), (8, 3)]]
+    seen: list[tuple[int, int]] = []
+
+    def noting(batch: Any) -> Any:
+        seen.extend((len(row["input_ids"]), len(row["labels"])) for row in batch)
+        return pad([{**row, "labels": 0} for row in batch])
+
+    clock, feed = train(tmp_path, rows, noting, steps=6, accumulation=accumulation, batch=1)
+    beside_state = seen[accumulation : len(clock.prelude_counts)]
+    assert set(beside_state) == {(90, 2), (5, 80)}
+    sizes = measured_sizes(feed, clock)
+    assert sizes is not None
+    assert sizes.longest in (92, 85)
+    assert len(sizes.longest_seconds) == 1
 
 
 def test_the_users_collator_pads_the_longest_batch_too(tmp_path: Path) -> None:

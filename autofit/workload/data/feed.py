@@ -34,7 +34,6 @@ from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
 from autofit.workload.token_count import BatchCount, padding_share
 
-PRELUDE_STEPS = 2  #: optimizer steps on the longest batch: optimizer state appears in the first, and is there in the second
 LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 24  #: of uneven batches: pairs that mirror each other
 LONGER_WINDOW = 3.0  #: times the window of even batches, unless enough micro-steps are there before
 LEAST_BATCHES, MOST_BATCHES = 4_096, 16_384  #: that are put in order at a time: of several epochs where one has few, so that their mean is not one epoch's luck
@@ -143,7 +142,8 @@ class DataFeed:
         self.plan = Plan()
         self.shown = 0
         self.taken = 0  # of the loader's batches, before the measured ones
-        self.longest_rows: tuple[int, ...] = ()
+        self.last_shown: list[tuple[int, ...]] = []  # the batches of the prelude's last step
+        self._longest: tuple[tuple[int, ...], ...] = ()
 
     @property
     def uneven(self) -> bool:
@@ -202,8 +202,9 @@ class DataFeed:
                 self.taken += len(found[0])
                 return found
             self.shown += 1
-            longest = [self._longest_batch(trainer) for _ in range(num_batches)]
-            return unwatched(iter(longest), num_batches, *args, **kwargs)
+            longest = self._longest_batches(trainer)
+            self.last_shown = [longest[(self.shown + number) % len(longest)] for number in range(num_batches)]
+            return unwatched((self._batch(trainer, rows) for rows in self.last_shown), num_batches, *args, **kwargs)
 
         trainer.get_batch_samples = longest_first  # type: ignore[method-assign]
 
@@ -213,14 +214,23 @@ class DataFeed:
         known = 0 if self.lengths is None else self.lengths.total
         return callable(getattr(self._loader, "collate_fn", None)) and is_map_style(dataset) and len(dataset) == known
 
-    def _longest_batch(self, trainer: Trainer) -> Any:
+    def prelude_steps(self, trainer: Trainer) -> int:
+        """Optimizer steps of the prelude: one in which optimizer state appears, and those that see every longest batch beside it."""
+        if not self.uneven:
+            return 0
+        return 1 + -(-len(self._longest_batches(trainer)) // trainer.args.gradient_accumulation_steps)
+
+    def _longest_batches(self, trainer: Trainer) -> tuple[tuple[int, ...], ...]:
         assert self.lengths is not None
-        if len(self.longest_rows) != trainer.args.train_batch_size:
-            self.longest_rows = self.lengths.longest_batch(trainer.args.train_batch_size)
-        rows = list(self.longest_rows)
+        size = trainer.args.train_batch_size
+        if not self._longest or len(self._longest[0]) != size:
+            self._longest = self.lengths.longest_batches(size)
+        return self._longest
+
+    def _batch(self, trainer: Trainer, rows: tuple[int, ...]) -> Any:
         dataset = self._loader.dataset
         together = getattr(dataset, "__getitems__", None)
-        samples = together(rows) if callable(together) else [dataset[row] for row in rows]
+        samples = together(list(rows)) if callable(together) else [dataset[row] for row in rows]
         return send_to_device(self._loader.collate_fn(samples), trainer.args.device)
 
 
@@ -255,13 +265,14 @@ def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
         return BatchSizes(measured=seen if len(seen) == count else (1.0,) * count)
     padded = _pads(feed.plan, numbers, seen)
     plan = feed.plan.padded if padded else feed.plan.flat
-    longest = feed.lengths.batch_sizes(np.array([feed.longest_rows]), padded=padded) if feed.shown else None
+    shown = feed.lengths.batch_sizes(np.array(feed.last_shown), padded=padded) if feed.shown else None
+    longest = None if shown is None else float(shown.max())
     return BatchSizes(
         measured=tuple(plan.given[number] for number in numbers),
         mean=plan.mean,
         mean_square=plan.mean_square,
-        longest=None if longest is None else float(longest[0]),
-        longest_seconds=() if longest is None else tuple(clock.prelude_seconds),
+        longest=longest,
+        longest_seconds=() if shown is None else tuple(t for t, size in zip(clock.prelude_seconds, shown) if size == longest),
     )
 
 
