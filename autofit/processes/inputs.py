@@ -150,6 +150,13 @@ def path_of(value: Any, what: str) -> str | Path | None:
     return value
 
 
+#: a package's class without rows by number -> what to pass instead
+NO_ROWS_BY_NUMBER = {
+    "pandas.DataFrame": "pass its rows: datasets.Dataset.from_pandas(frame)",
+    "torch.DataLoader": "pass the dataset that it loads, and its collate_fn as data_collator",
+}
+
+
 def check_kinds(*, args: Any, processing_class: Any, trainer_cls: Any, data_collator: Any, train_dataset: Any, eval_dataset: Any) -> None:
     """Check what can be seen of objects without the libraries that they belong to.
 
@@ -169,6 +176,9 @@ def check_kinds(*, args: Any, processing_class: Any, trainer_cls: Any, data_coll
             continue
         if isinstance(data, str | bytes | dict) or not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
             raise UserError(f"{name} must be a dataset of rows, got {_kind(data)}", hint="pass a datasets.Dataset, a torch Dataset or a list of rows")
+        for kind, hint in NO_ROWS_BY_NUMBER.items():
+            if any(f"{cls.__module__.partition('.')[0]}.{cls.__name__}" == kind for cls in type(data).__mro__):
+                raise UserError(f"{name} must be a dataset of rows, got {_kind(data)}", hint=hint)
 
 
 def _kind(value: Any) -> str:

@@ -13,6 +13,8 @@ from autofit.problem.config import TrialConfig
 from autofit.trials.lengths import LengthSummary
 from autofit.trials.trial import Role, TrialRecord
 
+COUNTED = ("tokens", "samples of audio")  #: units of a row in which its batch is counted too
+
 
 def data_of(model: Mapping[str, Any], records: Sequence[TrialRecord], winner: TrialConfig) -> dict[str, Any]:
     """Return the result's `data`; empty where rows have no lengths that were looked at.
@@ -24,7 +26,8 @@ def data_of(model: Mapping[str, Any], records: Sequence[TrialRecord], winner: Tr
 
     Returns:
         `source`, `columns`, `uneven`, `lengths` (a `LengthSummary`), and for uneven rows `memory_decided_by`
-        (`length`, `unit`, `shown`: whether a trial of the winner had a batch of the longest rows) and `padding_share`.
+        (`length`, `unit`, `shown`: whether a trial of the winner had a batch of the longest rows, `expected`: its length, only where a longer one came)
+        and `padding_share`.
     """
     own = [r for r in records if r.config == winner and r.measurement is not None]
     seen = [facts for r in own if (facts := _facts(r))]
@@ -55,10 +58,10 @@ def data_lines(data: Mapping[str, Any]) -> list[str]:
         f"95 % up to {summary.p95:.0f}, longest {summary.longest} ({scanned})."
     )
     decided = data.get("memory_decided_by") or {}
-    if decided.get("shown"):
+    if decided.get("shown") and "expected" not in decided:
         lines.append(f"Memory was decided by length {decided['length']}: every trial began with a batch of the longest rows.")
     if data.get("padding_share") is not None:
-        lines.append(f"Padding was {100 * data['padding_share']:.0f} % of the tokens in the measured batches.")
+        lines.append(f"Padding was {100 * data['padding_share']:.0f} % of the tokens.")
     return lines
 
 
@@ -73,10 +76,21 @@ def data_problems(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
             (
                 "partial_scan",
                 f"the lengths of {summary.scanned:,} of {summary.rows:,} rows are known: a longer row than {summary.longest} {summary.unit} would need more memory than was measured",
-                "add a column `length` to the dataset, which is read in no time, or cut rows at a fixed length",
+                "cut rows at a fixed length with --seq-len"
+                if data.get("columns")
+                else "add a column `length` to the dataset, which is read in no time, or cut rows at a fixed length",
             )
         )
-    if not (data.get("memory_decided_by") or {}).get("shown"):
+    decided = data.get("memory_decided_by") or {}
+    if "expected" in decided:
+        found.append(
+            (
+                "longer_came",
+                f"a batch of length {decided['length']} came, and the rows of most {summary.unit} had made one of {decided['expected']}: a longer one may come, which would need more memory than was measured",
+                "add a column `length` with the tokens of each row to the dataset, or tokenise it beforehand",
+            )
+        )
+    elif not decided.get("shown"):
         found.append(
             (
                 "longest_not_shown",
@@ -90,7 +104,10 @@ def data_problems(data: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def _decided(summary: LengthSummary, seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shown = [facts for facts in seen if facts.get("prelude_steps")]
     lengths = [facts["prelude_longest"] for facts in shown if facts.get("prelude_longest")]
-    return {"length": max(lengths, default=summary.longest), "unit": summary.unit, "shown": bool(shown)}
+    longest = max(lengths, default=summary.longest)
+    came = max((facts["measured_longest"] for facts in shown if facts.get("measured_longest") and lengths), default=0)
+    unit = summary.unit if not lengths or summary.unit in COUNTED else "tokens"
+    return {"length": max(longest, came), "unit": unit, "shown": bool(shown), **({"expected": longest} if came > longest else {})}
 
 
 def _padding(own: Sequence[TrialRecord]) -> float | None:

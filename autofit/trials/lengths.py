@@ -132,6 +132,14 @@ class Lengths:
         distinct = list(dict.fromkeys(int(i) for i in chosen[: 2 * size]))[:size]
         return tuple(int(self.rows[distinct[i % len(distinct)]]) for i in range(size))
 
+    def longest_batches(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """`longest_batch`, or where no single row can stand for the longest input and for the longest target, one batch for each: which of
+        them needs more memory depends on the model."""
+        if size > 1 or not self.targets.any():
+            return (self.longest_batch(size),)
+        longest = np.lexsort((self.targets, self.inputs))[-1], np.lexsort((self.inputs, self.targets))[-1]
+        return tuple((int(self.rows[i]),) for i in dict.fromkeys(longest))
+
     def batch_sizes(self, batches: Ints, *, padded: bool = True) -> Floats | None:
         """Elements of each batch: rows times the longest of them, inputs and targets apart; or without padding, as collators that flatten make them.
 

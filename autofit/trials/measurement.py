@@ -91,7 +91,7 @@ class Measurement:
         optimizer_steps: completed optimizer steps, warm-up included.
         skipped_steps: optimizer steps skipped by the gradient scaler (fp16 overflow).
         losses: training loss per optimizer step, in order; may hold non-finite values.
-        tokens_per_sample: mean non-padding tokens per sample in the measured steps; None where tokens make no sense.
+        tokens_per_sample: mean non-padding tokens per sample, of uneven batches an epoch's; None where tokens make no sense.
         sizes: of the batches, where rows differ in length; None where batches are alike.
         facts: what the child saw of each knob (checkpointing active, optimizer class, ...), clocks, pressure.
     """

@@ -22,7 +22,7 @@ class BatchCount:
 
     rows: int
     length: int
-    padded: int
+    padded: float
     real: float
 
 

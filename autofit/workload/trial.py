@@ -21,9 +21,9 @@ from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import (
-    PRELUDE_STEPS,
     DataFeed,
     data_facts,
+    epoch_counts,
     feed_of,
     measured_sizes,
     rows_of,
@@ -259,7 +259,7 @@ def attached_clock(
         window,
         enter=_announcer(channel),
         on_warm=meter.mark_warm,
-        prelude_steps=PRELUDE_STEPS if feed.uneven else 0,
+        prelude_steps=feed.prelude_steps(trainer),
         settle_steps=0 if feed.uneven and whole else 1,
         busy=effects.busy,
         at_rest=RestWatch(meter, request.memory_limit_bytes),
@@ -303,7 +303,7 @@ def _measurement(
         optimizer_steps=clock.steps,
         skipped_steps=clock.skipped,
         losses=tuple(clock.losses),
-        tokens_per_sample=tokens_per_sample(clock.counts),
+        tokens_per_sample=tokens_per_sample(epoch_counts(feed, clock)),
         facts=facts,
         sizes=measured_sizes(feed, clock),
     )

@@ -14,6 +14,20 @@ class Thing:
     """Nothing that a training could use."""
 
 
+class DataFrame(Thing):
+    """As that of pandas: columns by name."""
+
+    __module__ = "pandas"
+    __getitem__ = None
+
+
+class DataLoader(Thing):
+    """As that of torch: batches one after the other."""
+
+    __module__ = "torch.utils.data.dataloader"
+    __iter__ = None
+
+
 @pytest.fixture(autouse=True)
 def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autofit.search.scene.ProcessRunner", lambda *_, **__: pytest.fail("a process was started"))
@@ -47,6 +61,8 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"data_collator": "pad"}, "data_collator must be a function .* got a str"),
         ({"train_dataset": "reviews.csv"}, "train_dataset must be a dataset of rows, got a str"),
         ({"train_dataset": {"train": [1]}}, "train_dataset must be a dataset of rows, got a dict"),
+        ({"train_dataset": DataFrame()}, "train_dataset must be a dataset of rows, got a DataFrame"),
+        ({"train_dataset": DataLoader()}, "train_dataset must be a dataset of rows, got a DataLoader"),
         ({"eval_dataset": 5}, "eval_dataset must be a dataset of rows, got a int"),
         ({"callbacks": [5]}, "callback must be a TrainerCallback, got 5"),
         ({"callbacks": [None]}, "callback must be a TrainerCallback, got None"),

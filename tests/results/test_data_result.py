@@ -55,6 +55,27 @@ def test_what_weakens_the_answer_is_said() -> None:
     assert "2 of 9 rows" in "\n".join(data_lines(data))
 
 
+def test_texts_of_most_characters_that_are_not_the_longest_are_not_said_to_have_decided() -> None:
+    texts = Lengths.of([500, 2000], unit="characters").summary().to_json()
+    model = {"data": {"source": "train_dataset", "uneven": True, "lengths": texts}}
+    data = data_of(model, [record(seen(lengths=texts, prelude_longest=400, measured_longest=400))], WINNER)
+    assert data["memory_decided_by"] == {"length": 400, "unit": "tokens", "shown": True}
+    assert data_problems(data) == []
+    data = data_of(model, [record(seen(lengths=texts, prelude_longest=400, measured_longest=450))], WINNER)
+    assert data["memory_decided_by"]["length"] == 450
+    [(code, message, _)] = data_problems(data)
+    assert code == "longer_came"
+    assert "a batch of length 450 came, and the rows of most characters had made one of 400" in message
+    assert "Memory was decided" not in "\n".join(data_lines(data))
+
+
+def test_a_sample_of_named_data_is_not_told_to_have_a_column_that_is_not_read() -> None:
+    part = Lengths.of([5, 20], total=9).summary().to_json()
+    named = {"data": {"source": "r.csv", "columns": "text in 'review'", "uneven": True, "lengths": part}}
+    [(code, _, step)] = data_problems(data_of(named, [record(seen(lengths=part))], WINNER))
+    assert (code, "--seq-len" in step, "column" in step) == ("partial_scan", True, False)
+
+
 def test_made_up_and_even_data_say_little() -> None:
     assert data_of({}, [record(None)], WINNER) == {}
     assert data_lines({}) == []

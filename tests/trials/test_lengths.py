@@ -58,6 +58,16 @@ def test_inputs_and_targets_are_padded_apart() -> None:
     assert list(sizes) == [2 * (9 + 8), 2 * (3 + 2)]
 
 
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 99)), min_size=1, max_size=50), st.integers(1, 4))
+def test_the_longest_input_and_the_longest_target_are_in_one_of_the_longest_batches(rows: list[tuple[int, int]], size: int) -> None:
+    inputs, targets = [a for a, _ in rows], [b for _, b in rows]
+    batches = Lengths.of(inputs, targets=targets).longest_batches(size)
+    assert {len(batch) for batch in batches} == {size}
+    for longest in (inputs, targets):
+        assert max(longest) in {longest[row] for batch in batches for row in batch} or not any(targets)
+    assert len(batches) == 1 or size == 1
+
+
 def test_even_rows_are_even() -> None:
     assert not Lengths.of([4, 4, 4]).uneven
     assert Lengths.of([4, 4, 5]).uneven

@@ -19,6 +19,7 @@ from autofit.workload.data.feed import (
     EndlessBatches,
     Plan,
     data_facts,
+    epoch_counts,
     feed_of,
     measured_sizes,
     uneven_window,
@@ -42,21 +43,21 @@ class Seen:
 
 
 def train(
-    tmp_path: Path, data: Any, collator: Any, *, steps: int, accumulation: int = 1, cls: type[Trainer] = Trainer, **arguments: Any
+    tmp_path: Path, data: Any, collator: Any, *, steps: int, accumulation: int = 1, cls: type[Trainer] = Trainer, batch: int = BATCH, **arguments: Any
 ) -> tuple[StepClock, DataFeed]:
     """`steps` optimizer steps as a trial runs them."""
     args = TrainingArguments(
-        output_dir=str(tmp_path), per_device_train_batch_size=BATCH, gradient_accumulation_steps=accumulation, max_steps=1000,
+        output_dir=str(tmp_path), per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation, max_steps=1000,
         use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True, **arguments,
     )  # fmt: skip
     model = BertForSequenceClassification(BertConfig(**SMALL))
     trainer = cls(model=model, args=args, train_dataset=data, data_collator=collator)
-    feed = feed_of(trainer, TrialConfig(per_device_train_batch_size=BATCH), user_data=True)
+    feed = feed_of(trainer, TrialConfig(per_device_train_batch_size=batch), user_data=True)
     clock = StepClock(
         Window(optimizer_steps=steps),
         enter=lambda phase: None,
         on_warm=lambda: None,
-        prelude_steps=2 if feed.uneven else 0,
+        prelude_steps=feed.prelude_steps(trainer),
     )
     feed.attach(trainer, lambda: clock.in_prelude)
     clock.attach(trainer)
@@ -79,6 +80,24 @@ def test_two_optimizer_steps_see_the_longest_rows_whatever_the_sampler(strategy:
     assert len(clock.samples.micro) == 3 * accumulation, "prelude and the step after it are not measured"
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_single_rows_show_the_longest_input_and_the_longest_target(accumulation: int, tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * n, "attention_mask": [1] * n, "labels": [1] * m} for n, m in [(6, 5), (7, 4), (90, 2), (5, 80), (8, 3)]]
+    seen: list[tuple[int, int]] = []
+
+    def noting(batch: Any) -> Any:
+        seen.extend((len(row["input_ids"]), len(row["labels"])) for row in batch)
+        return pad([{**row, "labels": 0} for row in batch])
+
+    clock, feed = train(tmp_path, rows, noting, steps=6, accumulation=accumulation, batch=1)
+    beside_state = seen[accumulation : len(clock.prelude_counts)]
+    assert set(beside_state) == {(90, 2), (5, 80)}
+    sizes = measured_sizes(feed, clock)
+    assert sizes is not None
+    assert sizes.longest in (92, 85)
+    assert len(sizes.longest_seconds) == 1
+
+
 def test_the_users_collator_pads_the_longest_batch_too(tmp_path: Path) -> None:
     clock, _ = train(tmp_path, Sentences(LENGTHS), pad_to_16, steps=4)
     assert {count.length for count in clock.prelude_counts} == {128}
@@ -90,6 +109,20 @@ def test_columns_that_the_model_does_not_take_are_removed_as_ever(tmp_path: Path
     clock, feed = train(tmp_path, rows, pad, steps=4)
     assert feed.shown == 2
     assert clock.steps == 4
+
+
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+def test_rows_are_grouped_over_the_whole_accumulation_though_a_trial_shortens_it(strategy: str, tmp_path: Path) -> None:
+    args = TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=BATCH, gradient_accumulation_steps=2, use_cpu=True, train_sampling_strategy=strategy
+    )
+    trainer = Trainer(model=BertForSequenceClassification(BertConfig(**SMALL)), args=args, train_dataset=Sentences(LENGTHS), data_collator=pad)
+    config = TrialConfig(per_device_train_batch_size=BATCH, gradient_accumulation_steps=8)
+    feed_of(trainer, config, user_data=True).attach(trainer, lambda: False)
+    sampler: Any = trainer._get_train_sampler()
+    grouped = getattr(sampler, "effective_batch_size", None) or sampler._inner.batch_size
+    assert grouped == 8 * BATCH
+    assert trainer.args.gradient_accumulation_steps == 2
 
 
 def test_measured_batches_are_the_samplers_own_and_stand_for_the_epoch(tmp_path: Path) -> None:
@@ -163,6 +196,63 @@ def test_epochs_follow_each_other_in_full_batches(rows: int, batch: int) -> None
     assert plan.flat.given[:40] == [float(sum(row + 1)) for row in drawn]
     if rows >= batch:
         assert all(list(row) == list(range(row[0], row[0] + batch)) for row in drawn), "batches are the sampler's"
+
+
+def test_what_an_epoch_takes_is_not_one_epochs_luck() -> None:
+    lengths = Lengths.of(np.random.default_rng(0).lognormal(4, 1, 200).astype(int))
+
+    def mean(seed: int) -> float:
+        plan, sampler = Plan(), torch.utils.data.RandomSampler(range(200), generator=torch.Generator().manual_seed(seed))
+        next(iter(EndlessBatches(sampler, batch=16, length=16, lengths=lengths, plan=plan)))
+        assert plan.padded.mean is not None
+        return plan.padded.mean
+
+    means = [mean(seed) for seed in range(8)]
+    assert max(means) / min(means) < 1.03
+
+
+def test_tokens_and_padding_are_those_of_an_epoch_however_few_batches_are_measured(tmp_path: Path) -> None:
+    lengths = [8 + i % 3 for i in range(77)] + [400] * 3
+    clock, feed = train(tmp_path, Sentences(lengths), pad, steps=3 + 4)
+    assert tokens_per_sample(clock.counts) != pytest.approx(np.mean(lengths), rel=0.1), "batches with a long row are one in seven"
+    assert tokens_per_sample(epoch_counts(feed, clock)) == pytest.approx(np.mean(lengths), rel=0.02)
+    plan = feed.plan
+    assert plan.flat.mean is not None
+    assert plan.padded.mean is not None
+    assert data_facts(feed, clock)["data"]["padding_share"] == pytest.approx(1 - plan.flat.mean / plan.padded.mean)
+
+    clock, feed = train(tmp_path, Sentences(lengths), lambda rows: {name: values[:, :12] if values.ndim > 1 else values for name, values in pad(rows).items()}, steps=3 + 4)
+    assert epoch_counts(feed, clock) == clock.counts, "a collator that cuts makes other tokens of the rows"
+
+
+def test_batches_of_a_wrapped_loader_keep_their_own_sizes(tmp_path: Path) -> None:
+    class Wrapped:
+        def __init__(self, loader: Any) -> None:
+            self.loader = loader
+
+        def __len__(self) -> int:
+            return len(self.loader)
+
+        def __iter__(self) -> Any:
+            return iter(self.loader)
+
+    class Wrapping(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return Wrapped(super().get_train_dataloader())
+
+    clock, feed = train(tmp_path, Sentences(LENGTHS), pad, steps=3 + 8, accumulation=2, cls=Wrapping)
+    sizes = measured_sizes(feed, clock)
+    assert feed.shown == 0
+    assert sizes is not None
+    assert list(sizes.measured) == [float(count.padded) for count in clock.counts]
+
+
+def test_the_longest_rows_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, longest_batch = [], Lengths.longest_batch
+    monkeypatch.setattr(Lengths, "longest_batch", lambda lengths, size: asked.append(size) or longest_batch(lengths, size))
+    _, feed = train(tmp_path, Sentences(LENGTHS), pad, steps=4, accumulation=4)
+    assert feed.shown == 2
+    assert asked == [BATCH], "millions of rows take a second to sort"
 
 
 def test_a_window_for_uneven_batches_wants_several() -> None:

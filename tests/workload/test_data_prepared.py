@@ -9,12 +9,14 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from tokenizers import processors
 from transformers import BertConfig, GPT2Config, PretrainedConfig, T5Config
 
 from autofit.problem.data_source import DataSource
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
 from autofit.processes.protocol import SCRATCH
+from autofit.trials.lengths import LengthSummary
 from autofit.workload import models
 from autofit.workload.data import prepared as prepared_module
 from autofit.workload.data.collators import collator_of
@@ -207,6 +209,8 @@ def test_rows_that_cannot_be_trained_on_are_refused(rows: dict[str, Any], words:
         ([["w1", "w2"]], [[0]], "row 0 has 2 words in column 'tokens' and 1 labels in column 'ner_tags'"),
         ([["w1"], ["w2"]], [[0], [0, 1]], "row 1 has 1 words .* 2 labels"),
         ([["w1", None]], [[0, 1]], "row 0 has a word without text"),
+        ([["w1", "w2"], ["w3", "w4"]], [[0, 1], [0, None]], "row 1 has no label"),
+        ([["w1", "w2"], ["w3"]], [[0, 1], None], "row 1 has no label"),
     ],
 )
 def test_words_and_tags_that_do_not_match_are_refused(words: list[Any], tags: list[Any], said: str, model: Path, tmp_path: Path) -> None:
@@ -271,12 +275,18 @@ def test_files_that_cannot_be_read_are_refused(name: str, content: str | None, w
         load_rows(DataSource(dataset=str(path) if len(name) < 256 else name), tmp_path / "cache")
 
 
-def test_a_split_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_split_or_a_part_of_one_is_taken_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
     splits = saved(ROWS, tmp_path / "data", "splits")
     assert len(load_rows(DataSource(dataset=splits, split="test"), tmp_path / "cache")) == 1
     for dataset in (splits, saved(ROWS, tmp_path / "data", "csv"), saved(ROWS, tmp_path / "data", "dataset")):
         with refused("no split 'validation'"):
             load_rows(DataSource(dataset=dataset, split="validation"), tmp_path / "cache")
+    for dataset in (splits, saved(ROWS, tmp_path / "data", "dataset"), saved(ROWS, tmp_path / "data", "csv")):
+        part = load_rows(DataSource(dataset=dataset, split="train[1:3]"), tmp_path / "cache")
+        assert part["text"] == ROWS["text"][1:3], dataset
+    assert len(load_rows(DataSource(dataset=splits, split="train[:50%]+test"), tmp_path / "cache")) == 4
+    with refused(r"no split 'test\[a\]'", hint=r"train \(6 rows\), test \(1 rows\)"):
+        load_rows(DataSource(dataset=splits, split="test[a]"), tmp_path / "cache")
     datasets.Dataset.from_dict(ROWS).select([]).save_to_disk(tmp_path / "no rows")
     datasets.DatasetDict({}).save_to_disk(tmp_path / "no splits")
     for name in ("no rows", "no splits"):
@@ -302,9 +312,31 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, tmp_path: Path) ->
         made(model, saved(ROWS, tmp_path / "data", "csv"), config=BertConfig(**{**SMALL, "vocab_size": 20}))
 
 
-def test_of_very_many_rows_a_sample_holds_the_longest() -> None:
-    rows = datasets.Dataset.from_dict({"text": ["short"] * 2000 + ["the longest of them all"] + ["short"] * 2000})
-    found = sample(rows, ("text",), most=500)
-    assert 500 <= len(found) <= 800
-    assert "the longest of them all" in found["text"]
-    assert sample(rows, ("text",), most=5000) is rows
+def test_of_very_many_rows_a_sample_holds_the_longest_of_every_kind() -> None:
+    longest = "the longest of them all"
+    texts = ["short"] * 2000 + [longest] + ["short"] * 2000
+    words = [row.split() for row in texts[1:]] + [None]
+    rows = datasets.Dataset.from_dict({"text": texts, "words": words, "even": ["even"] * 4001})
+    for columns in ([("text",)], [("even", "text")], [("even",), ("text",)]):
+        found = sample(rows, columns, most=500)
+        assert 500 <= len(found) <= 1100
+        assert longest in found["text"], columns
+    assert longest.split() in sample(rows, [("words",)], most=500)["words"]
+    assert sample(rows, [("text",)], most=5000) is rows
+
+
+def test_rows_without_a_token_are_no_rows_that_nobody_looked_at(tmp_path: Path) -> None:
+    place = save_model(tmp_path / "bare")
+    bare = tokenizer()
+    bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")  # type: ignore[assignment]
+    bare.save_pretrained(place)
+    found = made(place, saved({"text": ["", text(3), "", text(5)]}, tmp_path / "data", "jsonl"), task=Task.CAUSAL_LM)
+    summary = LengthSummary.from_json(found.facts()["lengths"])
+    assert (summary.rows, summary.scanned) == (2, 2)
+    assert summary.complete
+
+
+def test_targets_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
+    rows = saved({"source": ["w1 w2"], "target": ["w55"]}, tmp_path / "data", "jsonl")
+    with refused("the model has 50 tokens only", hint="--tokenizer"):
+        made(model, rows, task=Task.SEQ2SEQ_LM, config=T5Config(vocab_size=50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import BertConfig
 from autofit.problem.spec import Workload
 from autofit.processes.protocol import SCRATCH
 from autofit.workload import models
-from autofit.workload.data.facts import STREAM, describe_data
+from autofit.workload.data.facts import STREAM, UNREAD, describe_data
 from autofit.workload.data.scan import length_of_row, lengths_of
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
@@ -41,6 +42,14 @@ class Rows(Dataset[Any]):
         return self.rows[index]
 
 
+@dataclass
+class Features:
+    """A row that is no mapping."""
+
+    input_ids: list[int]
+    label: int = 0
+
+
 class Stream(IterableDataset[Any]):
     """A stream has no rows by number."""
 
@@ -53,21 +62,28 @@ class Stream(IterableDataset[Any]):
     [
         ({"input_ids": [1, 2, 3], "labels": 1}, (3, 0, "tokens")),
         ({"input_ids": torch.ones(5, dtype=torch.int64), "labels": torch.tensor(1)}, (5, 0, "tokens")),
-        ({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, (3, 0, "tokens")),
+        ({"input_ids": [1, 2, 3], "labels": [1, 2, 3]}, (3, 3, "tokens")),
         ({"input_ids": [1, 2, 3], "labels": [1, 2, 3, 4, 5]}, (3, 5, "tokens")),
         ({"input_ids": [1, 2, 3], "length": 30}, (3, 0, "tokens")),
         ({"attention_mask": [1, 1]}, (2, 0, "tokens")),
         ({"input_values": np.zeros(1600, dtype=np.float32), "labels": [3, 4]}, (1600, 2, "samples of audio")),
-        ({"input_features": np.zeros((80, 300)), "labels": [1] * 7}, (300, 7, "elements")),
+        ({"input_features": np.zeros((80, 300)), "labels": [1] * 7}, (24_000, 7, "elements")),
         ({"length": 12, "text": "abc"}, (12, 0, "tokens")),
         ({"text": "four", "label": 1}, (4, 0, "characters")),
         ({"chosen_input_ids": [1] * 4, "rejected_input_ids": [1] * 6}, (10, 0, "elements")),
         ({"x": torch.zeros(3, 4), "labels": torch.tensor(0.0)}, (13, 0, "elements")),
-        ((torch.zeros(6), 1), (7, 0, "elements")),
+        ((torch.zeros(6), 1), (6, 0, "elements")),
         ({"name": None}, None),
+        (Features(input_ids=[1, 2, 3]), (3, 0, "tokens")),
         ({"input_ids": [[1, 2], [1, 2, 3, 4]], "labels": 1}, (4, 0, "tokens")),
         ({"input_ids": torch.ones(4, 7), "labels": 1}, (7, 0, "tokens")),
-        ({"input_features": [[0.0] * 300] * 80, "labels": [1] * 7}, (300, 7, "elements")),
+        ({"input_features": [[0.0] * 300] * 80, "labels": [1] * 7}, (24_000, 7, "elements")),
+        (("four", 1), (4, 0, "characters")),
+        ({"text": "three", "labels": [0, 1, 0]}, (8, 0, "characters")),
+        ({"words": ["one", "three"], "tags": [0, 0]}, (10, 0, "characters")),
+        ({"messages": [{"role": "me", "content": "four"}, {"role": "you", "content": "five"}]}, (13, 0, "characters")),
+        ({"inputs": {"input_ids": [1] * 5}, "labels": 1}, (5, 0, "elements")),
+        ({"image": np.zeros((3, 4)), "text": "four"}, (16, 0, "elements")),
     ],
 )
 def test_the_length_of_a_row(row: Any, expected: Any) -> None:
@@ -107,6 +123,49 @@ def test_rows_of_several_choices_are_as_long_as_the_longest() -> None:
     assert empty.inputs.tolist() == [7, 62, 9, 0]
 
 
+@pytest.mark.parametrize("kind", ["rows", "arrow"])
+@pytest.mark.parametrize("time_first", [True, False])
+def test_features_are_as_long_as_their_steps_whichever_axis_these_are(kind: str, time_first: bool) -> None:
+    features = [np.zeros((n, 3) if time_first else (3, n), dtype=np.float32) for n in LENGTHS]
+    rows = [{"input_features": values if kind == "rows" else values.tolist(), "labels": [1] * 2} for values in features]
+    found = lengths_of(rows if kind == "rows" else datasets.Dataset.from_list(rows))
+    assert found is not None
+    assert (found.inputs.tolist(), found.unit) == (LENGTHS, "steps of 3 elements")
+
+
+@pytest.mark.parametrize("kind", ["rows", "arrow"])
+def test_labels_are_targets_where_any_is_longer_or_shorter_than_its_input(kind: str) -> None:
+    def targets(lengths: list[tuple[int, int]]) -> list[int]:
+        rows = [{"input_ids": [1] * n, "labels": [1] * m} for n, m in lengths]
+        found = lengths_of(rows if kind == "rows" else datasets.Dataset.from_list(rows))
+        assert found is not None
+        return list(found.targets)
+
+    assert targets([(8, 8), (3, 2), (5, 8)]) == [8, 2, 8], "both may be cut at the same length"
+    assert targets([(8, 8), (3, 3)]) == [0, 0], "a label for each token is padded with it"
+
+
+def test_rows_of_one_fixed_length_are_not_as_long_as_a_column_says() -> None:
+    rows = datasets.Dataset.from_list([{"input_ids": [1] * 8, "length": n} for n in LENGTHS])
+    fixed = datasets.Features({"input_ids": datasets.List(datasets.Value("int64"), length=8), "length": datasets.Value("int64")})
+    found = lengths_of(rows.cast(fixed))
+    assert found is not None
+    assert found.inputs.tolist() == [8] * 4
+
+
+def test_of_very_many_rows_only_those_that_are_looked_at_are_drawn() -> None:
+    class Endless(Rows):
+        def __len__(self) -> int:
+            return 1 << 40
+
+        def __getitem__(self, index: int) -> Any:
+            return {"input_ids": [1]}
+
+    found = lengths_of(Endless([]), most_seconds=0.1)
+    assert found is not None
+    assert 1 <= len(found.rows) < found.total == 1 << 40
+
+
 def test_targets_are_read_from_arrow_and_a_column_of_lengths_where_rows_have_none() -> None:
     rows = datasets.Dataset.from_list([{"input_ids": ids, "labels": [1] * 3, "size": 10 * len(ids)} for ids in IDS])
     found = lengths_of(rows, length_column="size")
@@ -132,10 +191,11 @@ def test_streams_and_rows_without_a_length_say_nothing() -> None:
     assert lengths_of(Rows([{"name": None}])) is None
 
 
-def test_a_stream_is_a_warning() -> None:
-    objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=Stream())
+@pytest.mark.parametrize(("rows", "warning"), [(Stream(), STREAM), ([{"name": None}], UNREAD)])
+def test_rows_whose_lengths_cannot_be_known_are_a_warning(rows: Any, warning: str) -> None:
+    objects = LiveObjects(config=BertConfig(**SMALL), train_dataset=rows)
     resolved = models.resolve_with(Workload(model="tiny", task="sequence-classification"), objects)
-    assert describe_data(resolved) == {"sample_length": None, "warnings": [STREAM]}
+    assert describe_data(resolved) == {"sample_length": None, "warnings": [warning]}
 
 
 def test_the_length_of_a_sample_is_that_of_the_longest_row_and_none_where_rows_have_no_tokens() -> None:
@@ -148,6 +208,7 @@ def test_the_length_of_a_sample_is_that_of_the_longest_row_and_none_where_rows_h
     assert length(None) == 9, "made up"
     assert length([{"input_ids": ids} for ids in IDS]) == max(LENGTHS)
     assert length([{"x": [0.0] * 16}]) is None
+    assert length([{"text": "how many tokens that makes is not known"}]) is None
 
 
 def test_an_empty_dataset_and_one_that_raises_are_refused() -> None:

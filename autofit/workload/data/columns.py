@@ -34,6 +34,10 @@ class Columns:
         texts = " and ".join(repr(name) for name in self.text)
         return f"text in {texts}" + ("" if self.label is None else f", labels in {self.label!r}")
 
+    def sequences(self, task: Task) -> tuple[tuple[str, ...], ...]:
+        """The columns that make each of the sequences of tokens of a row: its input, and its target where that is a text."""
+        return (self.text, (self.label,)) if task is Task.SEQ2SEQ_LM and self.label is not None else (self.text,)
+
 
 TEXT_NAMES = ("text", "sentence", "content", "review", "document", "body", "comment", "tweet", "article", "source", "input", "inputs")
 PAIRS = (
@@ -83,7 +87,7 @@ def choose_columns(source: DataSource, task: Task, columns: Mapping[str, Kind]) 
         text = _guessed_text(source, task, {n: k for n, k in columns.items() if n != label}, text_names, text_kinds)
     if label is None and labelled is not None:
         rest = {name: kind for name, kind in columns.items() if name not in text}
-        label = _guess(source, rest, *labelled, what="label", flag="--label-column")
+        label = _guess(source, rest, *labelled, what="label", flag="--label-column", beside=text)
     return Columns(text=text, label=label)
 
 
@@ -112,7 +116,7 @@ def _guessed_text(
 
 
 def _guess(
-    source: DataSource, columns: Mapping[str, Kind], names: Sequence[str], kinds: Collection[Kind], *, what: str, flag: str
+    source: DataSource, columns: Mapping[str, Kind], names: Sequence[str], kinds: Collection[Kind], *, what: str, flag: str, beside: Sequence[str] = ()
 ) -> str:
     """The only column with a usual name, else the only one of a fitting kind."""
     fitting = [name for name, kind in columns.items() if kind in kinds]
@@ -121,7 +125,7 @@ def _guess(
         if len(found) == 1:
             return found[0]
     problem = "could be several columns" if fitting else "is none of its columns"
-    hint = f"the columns are {_listed(columns)}" if columns else "it has no other column"
+    hint = f"the columns are {_listed(columns)}" if columns else f"beside {' and '.join(map(repr, beside))} it has no column"
     raise UserError(f"the {what} of {source.dataset!r} {problem}: say which with {flag}", hint=hint)
 
 

@@ -6,15 +6,16 @@ import hashlib
 from typing import Any
 
 from autofit.trials.lengths import Lengths
-from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
+from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
 from autofit.workload.models import ResolvedModel
 
 STREAM = "train_dataset is a stream: its longest rows cannot be looked up, and memory holds for the batches that came"
+UNREAD = "the rows of train_dataset hold nothing that has a length: which are the longest is not known, and memory holds for the batches that came"
 
 
 def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
-    """`sample_length`: of the longest row (made-up data: of every row), None where nobody looked. Under `data`, for rows that are somebody's: where they are
-    from, their lengths, whether they differ, and a digest. For a stream its `warnings`.
+    """`sample_length`: of the longest row (made-up data: of every row), None where nobody looked, or knows how many tokens it makes. Under `data`,
+    for rows that are somebody's: where they are from, their lengths, whether they differ, and a digest. Where lengths cannot be known, `warnings`.
 
     Raises:
         UserError: a live dataset is empty, or raises when a row is read.
@@ -28,10 +29,10 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
         return {"sample_length": None, "warnings": [*resolved.warnings, STREAM]}
     lengths = lengths_of(objects.train_dataset, length_column=_length_column(resolved))
     if lengths is None:
-        return {"sample_length": None}
+        return {"sample_length": None, "warnings": [*resolved.warnings, UNREAD]}
     summary = lengths.summary()
     return {
-        "sample_length": None if summary.unit == "elements" else summary.longest,
+        "sample_length": summary.longest if summary.unit in PADDED else None,
         "data": {
             "source": "train_dataset",
             "uneven": lengths.uneven,

@@ -25,19 +25,19 @@ import numpy as np
 from accelerate.utils import send_to_device
 from torch.utils.data import Sampler
 from transformers import Trainer
-from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
+from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autofit.problem.config import TrialConfig
 from autofit.trials.lengths import Floats, Ints, Lengths, spread_order
 from autofit.trials.uneven import BatchSizes
 from autofit.workload.clock import StepClock, Window
-from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
-from autofit.workload.token_count import padding_share
+from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
+from autofit.workload.token_count import BatchCount, padding_share
 
-PRELUDE_STEPS = 2  #: optimizer steps on the longest batch: optimizer state appears in the first, and is there in the second
 LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 24  #: of uneven batches: pairs that mirror each other
 LONGER_WINDOW = 3.0  #: times the window of even batches, unless enough micro-steps are there before
-MOST_BATCHES = 16_384  #: of an epoch that are put in order at a time
+LEAST_BATCHES, MOST_BATCHES = 4_096, 16_384  #: that are put in order at a time: of several epochs where one has few, so that their mean is not one epoch's luck
+MOST_ROWS = 1 << 17  #: that are drawn to have that many, beside the least
 STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts over
 
 
@@ -54,13 +54,35 @@ class Sizes:
         self.given += sizes[order].tolist()
         self.mean, self.mean_square = float(sizes.mean()), float((sizes**2).mean())
 
+    def share_of(self, numbers: Sequence[int]) -> float:
+        """The mean batch of an epoch in those of the batches `numbers`."""
+        seen = sum(self.given[number] for number in numbers)
+        return 1.0 if self.mean is None or not seen else self.mean * len(numbers) / seen
+
 
 @dataclass
 class Plan:
-    """What the sampler gave out, in elements with the padding to the longest row and without."""
+    """What the sampler gave out, in elements with the padding to the longest row and without: with the targets, which take time too, and without
+    them, as tokens are counted."""
 
     padded: Sizes = field(default_factory=Sizes)
     flat: Sizes = field(default_factory=Sizes)
+    padded_inputs: Sizes = field(default_factory=Sizes)
+    flat_inputs: Sizes = field(default_factory=Sizes)
+
+    def drawn(self, lengths: Lengths, batches: Ints) -> Ints | None:
+        """Note (m, b) row indices and return the order in which they are to be given out; None where their sizes are not known."""
+        padded = lengths.batch_sizes(batches)
+        if padded is None:
+            return None
+        order, inputs = spread_order(padded), replace(lengths, targets=np.zeros_like(lengths.targets))
+        for sizes, known, is_padded in (
+            (self.padded, lengths, True), (self.flat, lengths, False), (self.padded_inputs, inputs, True), (self.flat_inputs, inputs, False)
+        ):  # fmt: skip
+            found = known.batch_sizes(batches, padded=is_padded)
+            assert found is not None
+            sizes.drawn(found, order)
+        return order
 
 
 class EndlessBatches(Sampler[int]):
@@ -88,20 +110,14 @@ class EndlessBatches(Sampler[int]):
         while True:
             rows = np.fromiter(itertools.islice(self._endless(), self._chunk() * self._batch), dtype=np.int64)
             batches = rows.reshape(-1, self._batch)
-            padded = None if self._lengths is None else self._lengths.batch_sizes(batches)
-            flat = None if self._lengths is None else self._lengths.batch_sizes(batches, padded=False)
-            if padded is None or flat is None:
-                yield from batches
-                continue
-            order = spread_order(padded)
-            self._plan.padded.drawn(padded, order)
-            self._plan.flat.drawn(flat, order)
-            yield from batches[order]
+            order = None if self._lengths is None else self._plan.drawn(self._lengths, batches)
+            yield from batches if order is None else batches[order]
 
     def _chunk(self) -> int:
         """Full batches of one epoch; where it has few, of several."""
-        own = len(self._inner) // self._batch  # type: ignore[arg-type]
-        return max(1, min(MOST_BATCHES, own if own >= 64 else -(-64 // max(1, own)) * max(1, own)))
+        own = max(1, len(self._inner) // self._batch)  # type: ignore[arg-type]
+        least = max(64, min(LEAST_BATCHES, MOST_ROWS // self._batch))
+        return min(MOST_BATCHES, -(-least // own) * own)
 
     def _endless(self) -> Iterator[int]:
         """Rows without end; the rows that would make a partial batch at an epoch's end are left out, as far as the epoch has a full one."""
@@ -116,7 +132,7 @@ class DataFeed:
 
     Args:
         lengths: of its training rows; None = not known.
-        target_accumulation: of the configuration, which a trial may shorten: length grouping depends on it.
+        target_accumulation: of the configuration, which a trial may shorten: samplers that group rows by their lengths look at it.
     """
 
     def __init__(self, lengths: Lengths | None, *, target_accumulation: int) -> None:
@@ -125,7 +141,9 @@ class DataFeed:
         self._in_prelude: Callable[[], bool] = lambda: False
         self.plan = Plan()
         self.shown = 0
-        self.longest_rows: tuple[int, ...] = ()
+        self.taken = 0  # of the loader's batches, before the measured ones
+        self.last_shown: list[tuple[int, ...]] = []  # the batches of the prelude's last step
+        self._longest: tuple[tuple[int, ...], ...] = ()
 
     @property
     def uneven(self) -> bool:
@@ -151,11 +169,13 @@ class DataFeed:
         length = batch * trainer.args.gradient_accumulation_steps * STEPS_OF_DATA
 
         def endless(*args: Any, **kwargs: Any) -> Any:
-            sampler = make(*args, **kwargs)
+            own, trainer.args.gradient_accumulation_steps = trainer.args.gradient_accumulation_steps, self._target
+            try:
+                sampler = make(*args, **kwargs)
+            finally:
+                trainer.args.gradient_accumulation_steps = own
             if sampler is None or isinstance(sampler, BatchRebalanceSampler) or not hasattr(sampler, "__len__") or not len(sampler):
                 return sampler
-            if isinstance(sampler, LengthGroupedSampler):
-                sampler.batch_size = batch * self._target
             full = max(length, len(sampler) - len(sampler) % batch)
             return EndlessBatches(sampler, batch=batch, length=full, lengths=self.lengths if self.uneven else None, plan=self.plan)
 
@@ -175,11 +195,16 @@ class DataFeed:
         unwatched = functools.partial(type(trainer).get_batch_samples, trainer)  # the time of the prelude's fetch is nobody's
 
         def longest_first(epoch_iterator: Any, num_batches: int, *args: Any, **kwargs: Any) -> Any:
-            if not self._in_prelude() or not self._usable(trainer):
+            if not self._in_prelude():
                 return fetch(epoch_iterator, num_batches, *args, **kwargs)
+            if not self._usable(trainer):
+                found = fetch(epoch_iterator, num_batches, *args, **kwargs)
+                self.taken += len(found[0])
+                return found
             self.shown += 1
-            longest = [self._longest_batch(trainer) for _ in range(num_batches)]
-            return unwatched(iter(longest), num_batches, *args, **kwargs)
+            longest = self._longest_batches(trainer)
+            self.last_shown = [longest[(self.shown + number) % len(longest)] for number in range(num_batches)]
+            return unwatched((self._batch(trainer, rows) for rows in self.last_shown), num_batches, *args, **kwargs)
 
         trainer.get_batch_samples = longest_first  # type: ignore[method-assign]
 
@@ -189,13 +214,23 @@ class DataFeed:
         known = 0 if self.lengths is None else self.lengths.total
         return callable(getattr(self._loader, "collate_fn", None)) and is_map_style(dataset) and len(dataset) == known
 
-    def _longest_batch(self, trainer: Trainer) -> Any:
+    def prelude_steps(self, trainer: Trainer) -> int:
+        """Optimizer steps of the prelude: one in which optimizer state appears, and those that see every longest batch beside it."""
+        if not self.uneven:
+            return 0
+        return 1 + -(-len(self._longest_batches(trainer)) // trainer.args.gradient_accumulation_steps)
+
+    def _longest_batches(self, trainer: Trainer) -> tuple[tuple[int, ...], ...]:
         assert self.lengths is not None
-        self.longest_rows = self.lengths.longest_batch(trainer.args.train_batch_size)
-        rows = list(self.longest_rows)
+        size = trainer.args.train_batch_size
+        if not self._longest or len(self._longest[0]) != size:
+            self._longest = self.lengths.longest_batches(size)
+        return self._longest
+
+    def _batch(self, trainer: Trainer, rows: tuple[int, ...]) -> Any:
         dataset = self._loader.dataset
         together = getattr(dataset, "__getitems__", None)
-        samples = together(rows) if callable(together) else [dataset[row] for row in rows]
+        samples = together(list(rows)) if callable(together) else [dataset[row] for row in rows]
         return send_to_device(self._loader.collate_fn(samples), trainer.args.device)
 
 
@@ -224,29 +259,50 @@ def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
     """
     if not feed.uneven or feed.lengths is None:
         return None
-    numbers, seen = clock.samples.batch, tuple(float(count.padded) for count in clock.counts)
-    if not numbers or numbers[-1] >= len(feed.plan.padded.given):
-        return BatchSizes(measured=seen if len(seen) == len(numbers) else (1.0,) * len(numbers))
+    numbers, seen = _followed(feed, clock), tuple(float(count.padded) for count in clock.counts)
+    if numbers is None:
+        count = len(clock.samples.batch)
+        return BatchSizes(measured=seen if len(seen) == count else (1.0,) * count)
     padded = _pads(feed.plan, numbers, seen)
     plan = feed.plan.padded if padded else feed.plan.flat
-    longest = feed.lengths.batch_sizes(np.array([feed.longest_rows]), padded=padded) if feed.shown else None
+    shown = feed.lengths.batch_sizes(np.array(feed.last_shown), padded=padded) if feed.shown else None
+    longest = None if shown is None else float(shown.max())
     return BatchSizes(
         measured=tuple(plan.given[number] for number in numbers),
         mean=plan.mean,
         mean_square=plan.mean_square,
-        longest=None if longest is None else float(longest[0]),
-        longest_seconds=() if longest is None else tuple(clock.prelude_seconds),
+        longest=longest,
+        longest_seconds=() if shown is None else tuple(t for t, size in zip(clock.prelude_seconds, shown) if size == longest),
     )
+
+
+def _followed(feed: DataFeed, clock: StepClock) -> list[int] | None:
+    """The measured batches by their number in the plan; None where the loader did not follow it."""
+    numbers = [number + feed.taken for number in clock.samples.batch]
+    return numbers if numbers and numbers[-1] < len(feed.plan.padded.given) else None
 
 
 def _pads(plan: Plan, numbers: Sequence[int], seen: Sequence[float]) -> bool:
     """Whether the collator pads to the longest row: its batches are as large as that makes them, and not as small as without padding."""
-    padded, flat = (sum(sizes.given[number] for number in numbers) for sizes in (plan.padded, plan.flat))
+    padded, flat = (sum(sizes.given[number] for number in numbers) for sizes in (plan.padded_inputs, plan.flat_inputs))
     return len(seen) != len(numbers) or abs(sum(seen) - padded) <= abs(sum(seen) - flat)
 
 
+def epoch_counts(feed: DataFeed, clock: StepClock) -> list[BatchCount]:
+    """The measured batches' counts, their tokens brought to those of an epoch, because few batches are off by luck; as they are where it is not known
+    which rows they were, or where the collator cuts the longest."""
+    numbers, longest = _followed(feed, clock), max((count.length for count in clock.prelude_counts), default=0)
+    whole = feed.lengths is not None and feed.lengths.unit in PADDED and feed.shown and longest >= feed.lengths.inputs.max()
+    if not whole or numbers is None or len(numbers) != len(clock.counts):
+        return clock.counts
+    pads = _pads(feed.plan, numbers, [float(count.padded) for count in clock.counts])
+    real = feed.plan.flat_inputs.share_of(numbers)
+    padded = feed.plan.padded_inputs.share_of(numbers) if pads else real
+    return [replace(count, padded=count.padded * padded, real=count.real * real) for count in clock.counts]
+
+
 def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
-    """Under `data`: the lengths of the rows, what the prelude really showed to the model, and the padding of the measured batches."""
+    """Under `data`: the lengths of the rows, what the prelude really showed to the model, and the padding of an epoch's batches."""
     if feed.lengths is None:
         return {}
     facts: dict[str, Any] = {"lengths": feed.lengths.summary().to_json(), "uneven": feed.uneven}
@@ -254,7 +310,7 @@ def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
         facts["prelude_steps"] = feed.shown
         facts["prelude_longest"] = max((count.length for count in clock.prelude_counts), default=None)
         facts["measured_longest"] = max((count.length for count in clock.counts), default=None)
-    facts["padding_share"] = padding_share(clock.counts)
+    facts["padding_share"] = padding_share(epoch_counts(feed, clock))
     return {"data": facts}
 
 

@@ -117,20 +117,21 @@ def _directory(source: DataSource, path: Path) -> datasets.Dataset:
         if isinstance(error, IndexError) and not any(path.glob("*.arrow")):  # it was saved without a row: there is no file of rows
             raise _empty(source) from None
         raise UserError(f"the dataset {source.dataset!r} cannot be read: {first_line(error)}") from error
-    if isinstance(found, datasets.Dataset):
-        if source.split not in (None, "train"):
-            raise UserError(f"{source.dataset!r} has no split {source.split!r}", hint="it holds one dataset: leave --split out")
-        return found
-    return _split_of(source, found)
+    return _split_of(source, {"train": found} if isinstance(found, datasets.Dataset) else found)
 
 
 def _split_of(source: DataSource, found: Mapping[str, datasets.Dataset]) -> datasets.Dataset:
     if not found:
         raise _empty(source)
     name = source.split or ("train" if "train" in found or len(found) != 1 else next(iter(found)))
-    if name not in found:
-        raise UserError(f"{source.dataset!r} has no split {name!r}", hint=f"its splits are {', '.join(found)}")
-    return found[name]
+    if name in found:
+        return found[name]
+    try:  # a part of a split, or several of them, as files are asked for
+        parts = datasets.ReadInstruction.from_spec(name).to_absolute({own: len(rows) for own, rows in found.items()})
+    except Exception:  # the parser raises what it likes, all of it because of this name
+        splits = ", ".join(f"{own} ({len(rows)} rows)" for own, rows in found.items())
+        raise UserError(f"{source.dataset!r} has no split {name!r}", hint=f"its splits are {splits}") from None
+    return datasets.concatenate_datasets([found[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def _hub(source: DataSource) -> datasets.Dataset:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.errors import UserError
-from autofit.workload.data.library import datasets
+from autofit.workload.data.library import arrow_column, datasets, pa, pc
 
 MOST_CLASSES = 10_000
 TOO_UNIQUE = 20  #: rows from which on "every row has its own label" is a mistake
@@ -51,24 +49,24 @@ def labels_of(rows: datasets.Dataset, column: str) -> Labels:
     Raises:
         UserError: a row without a label, one outside the classes, or labels that are no classes.
     """
-    feature = rows.features[column]
+    feature, values = rows.features[column], arrow_column(rows, column)
+    _refuse_missing(values, column)
     if isinstance(feature, datasets.Value) and str(feature.dtype).startswith(("float", "double")):
-        _refuse_missing(rows[column], column)
         return Labels(column=column, names=(), values={})
-    return _classes(feature, rows[column], column, rows=len(rows))
+    return _classes(feature, values, column, rows=len(rows))
 
 
 def tags_of(rows: datasets.Dataset, column: str) -> Labels:
     """Labels of one value per word."""
-    feature = rows.features[column]
-    inner = getattr(feature, "feature", None)
-    _refuse_missing(rows[column], column)
-    return _classes(inner, [tag for tags in rows[column] for tag in tags], column, rows=None)
+    tags = arrow_column(rows, column)
+    _refuse_missing(tags, column)
+    for chunk in tags.chunks:
+        _refuse_missing(chunk.flatten(), column, of=pc.list_parent_indices(chunk))
+    return _classes(getattr(rows.features[column], "feature", None), pc.list_flatten(tags), column, rows=None)
 
 
-def _classes(feature: Any, values: Sequence[Any], column: str, *, rows: int | None) -> Labels:
-    _refuse_missing(values, column)
-    distinct = sorted(set(values))
+def _classes(feature: Any, values: Any, column: str, *, rows: int | None) -> Labels:
+    distinct = sorted(pc.unique(values).to_pylist())
     if isinstance(feature, datasets.ClassLabel):
         outside = [v for v in distinct if not 0 <= v < feature.num_classes]
         if outside:
@@ -87,9 +85,13 @@ def _classes(feature: Any, values: Sequence[Any], column: str, *, rows: int | No
     return Labels(column=column, names=tuple(map(str, distinct)), values={value: number for number, value in enumerate(distinct)})
 
 
-def _refuse_missing(values: Sequence[Any], column: str) -> None:
-    for row, value in enumerate(values):
-        if value is None or value != value:
-            raise UserError(f"row {row} has no label in column {column!r}", hint="remove such rows, or name another column with --label-column")
-        if isinstance(value, float) and math.isinf(value):
-            raise UserError(f"the label of row {row} in column {column!r} is not finite: {value}", hint="remove such rows, or name another column with --label-column")
+def _refuse_missing(values: Any, column: str, *, of: Any = None) -> None:
+    """Refuse an arrow column with a value that is missing or not finite; `of`: the row of each value where rows have several."""
+    missing = pc.index(pc.is_null(values, nan_is_null=True), True).as_py()
+    if missing >= 0:
+        row = missing if of is None else of[missing]
+        raise UserError(f"row {row} has no label in column {column!r}", hint="remove such rows, or name another column with --label-column")
+    infinite = pc.index(pc.is_inf(values), True).as_py() if pa.types.is_floating(values.type) else -1
+    if infinite >= 0:
+        message = f"the label of row {infinite} in column {column!r} is not finite: {values[infinite]}"
+        raise UserError(message, hint="remove such rows, or name another column with --label-column")

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from autofit.trials.lengths import Lengths
 from autofit.workload.data.columns import choose_columns
 from autofit.workload.data.files import kinds_of, load_rows
 from autofit.workload.data.labels import Labels, labels_of, tags_of
-from autofit.workload.data.library import datasets, pc
+from autofit.workload.data.library import arrow_column, datasets, pa, pc
 from autofit.workload.data.tokenise import tokenising
 from autofit.workload.data.tokenizers import check_room, check_vocabulary, load_tokenizer, longest_allowed
 from autofit.workload.tasks import max_positions, sequence_length
@@ -110,7 +110,7 @@ class Prepared:
             "truncated_at": self.limit,
             "uneven": lengths.uneven,
             "digest": self.digest if multiple is None else f"{self.digest} in multiples of {multiple}",
-            "lengths": {**summary, "rows": max(self.total, self.used) if not self.source.packing else self.used},
+            "lengths": {**summary, "rows": self.used if self.used_all or self.source.packing else self.total},  # rows without a token are none
             "sampled_rows": None if self.used_all else self.used,
         }
 
@@ -152,11 +152,12 @@ def _prepare(workload: Workload, source: DataSource, task: Task, config: Pretrai
     if not source.packing:
         check_room(tokenizer, limit, pair=len(columns.text) == 2)
     make = tokenising(task, tokenizer, columns, labels, limit=limit, packing=source.packing)
-    rows = _mapped(sample(raw, columns.text), make, directory / "rows.arrow")
+    rows = _mapped(sample(raw, columns.sequences(task)), make, directory / "rows.arrow")
     if len(rows) == 0:
         problem = f"all texts together are shorter than one block of {limit} tokens" if source.packing else "no row has a token"
         raise UserError(f"the dataset {source.dataset!r} gives nothing to train on: {problem}", hint="give more text, or a smaller --seq-len")
-    largest = int(max(pc.max(chunk.flatten()).as_py() or 0 for chunk in rows.data.column("input_ids").chunks))
+    sequences = ("input_ids", "labels") if task is Task.SEQ2SEQ_LM else ("input_ids",)
+    largest = int(max(pc.max(chunk.flatten()).as_py() or 0 for name in sequences for chunk in rows.data.column(name).chunks))
     check_vocabulary(tokenizer, config, max(largest, len(tokenizer) - 1) if task is Task.MASKED_LM else largest)
     prepared = Prepared(
         directory=str(directory),
@@ -189,18 +190,34 @@ def _check_tokenizer(tokenizer: Any, task: Task) -> None:
         raise UserError("token-classification needs a fast tokenizer, which knows the words of its tokens", hint="give one with --tokenizer")
 
 
-def sample(rows: datasets.Dataset, text: tuple[str, ...], most: int | None = None) -> datasets.Dataset:
-    """At most `most` rows: drawn evenly by chance, and those of most characters, so that the longest are among them."""
+def sample(rows: datasets.Dataset, columns: Sequence[tuple[str, ...]], most: int | None = None) -> datasets.Dataset:
+    """At most `most` rows: drawn evenly by chance, and those of most characters, so that the longest are among them.
+
+    Args:
+        rows: all of them.
+        columns: of each sequence that is made of a row, the columns of texts or words that it is made of.
+        most: rows that are drawn by chance; None = `MOST_ROWS`.
+    """
     most = MOST_ROWS if most is None else most
     if len(rows) <= most:
         return rows
-    drawn = np.random.default_rng(0).permutation(len(rows))[:most]
-    column = rows.select_columns([text[0]]).with_format("arrow")[:][text[0]]
-    if "string" in str(column.type):
-        characters = pc.fill_null(pc.utf8_length(column), 0).to_numpy()
-        longest = np.argsort(-np.asarray(characters), kind="stable")[:LONGEST_KEPT]
-        drawn = np.unique(np.concatenate([drawn, longest]))
-    return rows.select(np.sort(drawn))
+    drawn = [np.random.default_rng(0).permutation(len(rows))[:most]]
+    for names in columns:
+        characters = sum(_characters(arrow_column(rows, name)) for name in names)
+        drawn.append(np.argsort(-characters, kind="stable")[:LONGEST_KEPT])
+    return rows.select(np.unique(np.concatenate(drawn)))
+
+
+def _characters(column: Any) -> Any:
+    """Of each text of an arrow column, or of each list of words in it; 0 where there is none."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for chunk in column.chunks:
+        listed = pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)
+        texts, rows = (chunk.flatten(), pc.list_parent_indices(chunk).to_numpy()) if listed else (chunk, np.arange(len(chunk)))
+        lengths = np.zeros(len(chunk), dtype=np.int64)
+        np.add.at(lengths, rows, pc.fill_null(pc.utf8_length(texts.cast(pa.large_string())), 0).to_numpy(zero_copy_only=False))
+        found.append(lengths)
+    return np.concatenate(found)
 
 
 def _check_padding(prepared: Prepared, config: PretrainedConfig) -> None:

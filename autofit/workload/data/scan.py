@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from autofit.workload.data.library import is_a, pa, pc
 from autofit.workload.sources import first_line
 
 MOST_ROWS, MOST_SECONDS = 200_000, 5.0  #: looked at one by one
-INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_features": "elements", "attention_mask": "tokens"}
+ELEMENTS = "elements"
+INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_features": ELEMENTS, "attention_mask": "tokens"}
+PADDED = ("tokens", "samples of audio")  #: units of what a batch is padded in, as it is
 LENGTH = "length"
 
 
@@ -71,32 +74,37 @@ def is_map_style(dataset: Any) -> bool:
 def length_of_row(row: Any, length_column: str = LENGTH) -> tuple[int, int, str] | None:
     """(length of the input, length of the target sequence or 0, unit) of one row; None when it has none.
 
-    Without a field that transformers' models read, all elements of all fields count: enough to tell the longest row.
+    Without a field that transformers' models read, all characters and elements of all fields count, however they are nested: enough to tell the
+    longest row.
     """
+    if is_dataclass(row) and not isinstance(row, type):
+        row = {field.name: getattr(row, field.name) for field in fields(row)}
     if isinstance(row, Mapping):
-        unit = next((name for name in INPUTS if row.get(name) is not None), None)
-        if unit is not None:
-            target = _target(row, unit)
-            return _length(row[unit]), target, INPUTS[unit]
+        name = next((name for name in INPUTS if row.get(name) is not None), None)
+        if name is not None:
+            length = _content(row[name])[1] if INPUTS[name] == ELEMENTS else _length(row[name])
+            return length, _target(row), INPUTS[name]
         if isinstance(row.get(length_column), int):
             return int(row[length_column]), 0, "tokens"
-        texts = [value for value in row.values() if isinstance(value, str)]
-        if texts and not any(_elements(value) > 1 for value in row.values()):
-            return sum(map(len, texts)), 0, "characters"
         row = list(row.values())
-    elements = sum(map(_elements, row)) if isinstance(row, tuple | list) else _elements(row)
-    return (elements, 0, "elements") if elements else None
+    values = list(row) if isinstance(row, tuple | list) else [row]
+    characters, elements = _summed([value for value in values if not isinstance(value, int | float)])
+    if not characters + elements:
+        elements = _summed(values)[1]
+    whole = characters + elements
+    return (whole, 0, "characters" if characters >= elements else ELEMENTS) if whole else None
 
 
-def _target(row: Mapping[str, Any], unit: str) -> int:
-    """Length of labels that are padded apart from the input; 0 where they go along with it."""
+def _target(row: Mapping[str, Any]) -> int:
+    """Length of the labels where they are a sequence, else 0."""
     labels = row.get("labels")
-    length = 0 if labels is None or isinstance(labels, str) else _length(labels)
-    return 0 if length <= 1 or length == _length(row[unit]) else length
+    if labels is None or isinstance(labels, str) or not (isinstance(labels, Sequence) or getattr(labels, "ndim", None)):
+        return 0
+    return _length(labels)
 
 
 def _length(value: Any) -> int:
-    """Steps along the axis that is padded: the last one of features and of several choices, the first of anything else."""
+    """Steps along the axis that is padded: the last one of several choices, the first of anything else."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return int(shape[-1]) if len(shape) == 2 else int(shape[0]) if len(shape) else 1
@@ -105,18 +113,30 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, Sequence) else 1
 
 
-def _elements(value: Any) -> int:
-    """Numbers in a tensor, an array, an image or a (nested) list; 0 for what is none of these."""
+def _content(value: Any) -> tuple[int, int]:
+    """(characters, numbers) in a text, a tensor, an array, an image, a number, or what is nested of them; nothing in anything else."""
     size = getattr(value, "numel", None)
     if callable(size):
-        return int(size())
+        return 0, int(size())
     if isinstance(getattr(value, "size", None), int):  # numpy
-        return int(value.size)
+        return 0, int(value.size)
     if isinstance(getattr(value, "size", None), tuple):  # PIL: width and height
-        return int(np.prod(value.size))
+        return 0, int(np.prod(value.size))
+    if isinstance(value, str):
+        return len(value), 0
+    if isinstance(value, Mapping):
+        return _summed(value.values())
     if isinstance(value, list | tuple):
-        return sum(map(_elements, value)) if value and not isinstance(value[0], int | float) else len(value)
-    return 1 if isinstance(value, int | float) else 0
+        return (0, len(value)) if value and isinstance(value[0], int | float) else _summed(value)
+    return 0, int(isinstance(value, int | float))
+
+
+def _summed(values: Iterable[Any]) -> tuple[int, int]:
+    characters, elements = 0, 0
+    for value in values:
+        found = _content(value)
+        characters, elements = characters + found[0], elements + found[1]
+    return characters, elements
 
 
 def _by_column(dataset: Any, length_column: str) -> Lengths | None:
@@ -126,19 +146,24 @@ def _by_column(dataset: Any, length_column: str) -> Lengths | None:
     table, names = dataset.data, dataset.column_names
     name = next((n for n in INPUTS if n in names and _is_list(table, n)), None)
     if name is not None:
-        inputs = _list_lengths(table.column(name))
-    elif length_column in names and pa.types.is_integer(table.column(length_column).type):
+        inputs = _list_lengths(table.column(name), np.add if INPUTS[name] == ELEMENTS else np.maximum)
+    elif not INPUTS.keys() & set(names) and length_column in names and pa.types.is_integer(table.column(length_column).type):
         inputs = table.column(length_column)
     else:
         return None
     lengths = _numbers(inputs)
-    targets = _numbers(pc.list_value_length(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else None
-    if targets is not None and np.array_equal(targets, lengths):
-        targets = None
-    rows = None if dataset._indices is None else _numbers(dataset._indices.column(0))
-    if rows is not None:
-        lengths, targets = lengths[rows], None if targets is None else targets[rows]
-    return Lengths.of(lengths, unit=INPUTS[name or "input_ids"], targets=targets)
+    targets = _numbers(pc.list_value_length(table.column("labels"))) if "labels" in names and _is_list(table, "labels") else np.zeros_like(lengths)
+    rows = slice(None) if dataset._indices is None else _numbers(dataset._indices.column(0))
+    return _lengths(lengths[rows], targets[rows], INPUTS[name or "input_ids"])
+
+
+def _lengths(inputs: Any, targets: Any, unit: str, **more: Any) -> Lengths:
+    """Of rows whose labels are no targets where all are as long as their inputs; elements in steps, of which an input that is padded has a whole number."""
+    if np.array_equal(inputs, targets):
+        targets = np.zeros_like(inputs)
+    found = Lengths.of(inputs, unit=unit, targets=targets, **more)
+    step = int(np.gcd.reduce(inputs)) if unit == ELEMENTS and found.uneven else 1
+    return found if step <= 1 else replace(found, inputs=inputs // step, unit=f"steps of {step} {ELEMENTS}")
 
 
 def _is_list(table: Any, name: str) -> bool:
@@ -146,16 +171,16 @@ def _is_list(table: Any, name: str) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _list_lengths(column: Any) -> Any:
-    """Length of each list of a chunked column; of lists of lists (several choices) that of the longest inside."""
+def _list_lengths(column: Any, of_lists: Any) -> Any:
+    """Length of each list of a chunked column; of lists of lists the longest inside (several choices) or their sum, as the ufunc `of_lists` says."""
     inner = column.type.value_type
     if not (pa.types.is_list(inner) or pa.types.is_large_list(inner)):
         return pc.list_value_length(column)
     found = [np.zeros(0, dtype=np.int64)]
     for chunk in column.chunks:
-        longest = np.zeros(len(chunk), dtype=np.int64)
-        np.maximum.at(longest, pc.list_parent_indices(chunk).to_numpy(), _numbers(pc.list_value_length(chunk.flatten())))
-        found.append(longest)
+        lengths = np.zeros(len(chunk), dtype=np.int64)
+        of_lists.at(lengths, pc.list_parent_indices(chunk).to_numpy(), _numbers(pc.list_value_length(chunk.flatten())))
+        found.append(lengths)
     return pa.chunked_array([np.concatenate(found)])
 
 
@@ -164,7 +189,8 @@ def _numbers(column: Any) -> Any:
 
 
 def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) -> Lengths | None:
-    order = np.random.default_rng(0).permutation(len(dataset))[:MOST_ROWS]
+    total = len(dataset)
+    order = np.random.default_rng(0).choice(total, min(total, MOST_ROWS), replace=False)
     rows, inputs, targets, unit = [], [], [], None
     for index, row in _read(dataset, order, time.monotonic() + most_seconds, what):
         found = length_of_row(row, length_column)
@@ -179,7 +205,7 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) ->
     in_order = np.argsort(rows)
     picked = (np.asarray(values)[in_order] for values in (rows, inputs, targets))
     numbers, lengths, others = picked
-    return Lengths.of(lengths, unit=unit, targets=others, rows=numbers, total=len(dataset))
+    return _lengths(lengths, others, unit, rows=numbers, total=total)
 
 
 def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:
