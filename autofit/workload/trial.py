@@ -92,7 +92,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         if not clock.samples.micro:
             raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed, loader)
+    return _measurement(clock, meter, witness, trainer, subject.built_here, request, facts, feed, loader)
 
 
 def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
@@ -120,7 +120,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
         facts["weight_dtype"] = weight_dtype(training.model)
-        measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed, loader))
+        measured.append(_measurement(clock, meter, witness, trainer, False, request, facts, feed, loader))
 
     channel.enter("script")
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
@@ -287,13 +287,18 @@ def _measurement(
     witness: KnobWitness,
     trainer: Trainer,
     built_here: bool,
-    config: TrialConfig,
+    request: TrialRequest,
     more: Mapping[str, Any],
     feed: DataFeed,
     loader: LoaderWatch,
 ) -> Measurement:
+    config = request.config
     facts: dict[str, Any] = {**more, **witness.facts(trainer, config, built_here=built_here), **meter.facts()}
     facts["asked"]["per_device_train_batch_size"], facts["seen"]["per_device_train_batch_size"] = loader.batch_size()
+    accumulation = trial_config(request).gradient_accumulation_steps
+    # Data that ends within a step makes it shorter, and no other.
+    seen = max(clock.accumulated, int(trainer.args.gradient_accumulation_steps))
+    facts["asked"]["gradient_accumulation_steps"], facts["seen"]["gradient_accumulation_steps"] = accumulation, seen
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),

@@ -1,0 +1,56 @@
+"""One trial of live objects, run here: what the user's own code makes of the configuration is found out."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from transformers import Trainer, TrainingArguments
+
+from autofit.problem.config import TrialConfig
+from autofit.problem.spec import Workload
+from autofit.processes.channel import Channel
+from autofit.processes.objects import ObjectFile, sent_arguments
+from autofit.processes.protocol import TrialOrder
+from autofit.trials.measurement import Measurement
+from autofit.trials.runner import TrialRequest
+from autofit.trials.soundness import unsound
+from autofit.trials.trial import Reason
+from autofit.workload.trial import run_trial
+from tests import training
+
+CONFIG = TrialConfig(per_device_train_batch_size=4)
+
+
+def trial(config: TrialConfig = CONFIG, *, args: TrainingArguments | None = None, **objects: Any) -> Measurement:
+    """A real trial of small rows."""
+    given = {"model": training.Straight(), "train_dataset": training.Rows(), **objects, **sent_arguments(args)}
+    with ObjectFile(given) as file:
+        workload = Workload(model="<model>", objects_path=file.path)
+        request = TrialRequest(config=config, window_seconds=0.05)
+        return run_trial(TrialOrder(request=request, workload=workload.to_json(), device="cpu"), Channel(io.BytesIO()))
+
+
+class Accumulating(Trainer):
+    """Settles its accumulation itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.args.gradient_accumulation_steps = 3
+
+
+@pytest.mark.parametrize(
+    ("trainer_cls", "accelerator"), [(Accumulating, None), (Trainer, {"gradient_accumulation_kwargs": {"num_steps": 3}})]
+)
+def test_a_step_of_more_samples_than_were_asked_for_is_no_measurement(trainer_cls: type[Trainer], accelerator: Any, tmp_path: Any) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=accelerator)
+    failure = unsound(trial(args=args, trainer_cls=trainer_cls))
+    assert failure is not None
+    assert failure.reason is Reason.KNOB_WITHOUT_EFFECT
+    assert failure.message == "gradient_accumulation_steps: asked for 1, the run had 3"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])
+def test_accumulation_as_it_is_asked_for_is_seen(steps: int) -> None:
+    assert unsound(trial(CONFIG.but(gradient_accumulation_steps=steps), trainer_cls=Trainer)) is None
