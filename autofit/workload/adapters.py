@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -65,6 +66,19 @@ def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
     if not any(parameter.requires_grad for parameter in adapted.parameters()):
         raise UserError("the adapter leaves nothing to train", hint="leave inference_mode=True out of its peft_config")
     return adapted
+
+
+def as_adapted(model: nn.Module, adaptation: Adaptation, task: Task | None) -> Any:
+    """A live model as it will be trained, to be looked at: under the adapter, on the same memory. `model` itself stays as it is.
+
+    Raises:
+        UserError: see `with_adapter`.
+    """
+    known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():  # of their own kind: peft asks quantised ones how they are stored
+        known[id(parameter)] = again = torch.Tensor._make_subclass(type(parameter), parameter.data, parameter.requires_grad)
+        vars(again).update(vars(parameter))
+    return with_adapter(copy.deepcopy(model, known), adaptation, task)
 
 
 def require_peft() -> None:

@@ -272,6 +272,8 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
     objects = resolved.objects
     if objects is not None and objects.is_live:
         model = objects.model if objects.model is not None else sketch(objects)
+        if resolved.adaptation is not None:
+            model = adapters.as_adapted(model, resolved.adaptation, resolved.task)
     else:
         model = build(resolved, device="meta")
     config = resolved.config

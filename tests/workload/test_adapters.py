@@ -127,6 +127,19 @@ def test_an_adapter_may_be_put_on_a_live_model_but_not_on_an_adapter() -> None:
         models.build(again, device="cpu")
 
 
+def test_facts_of_a_live_model_under_an_adapter_are_those_of_a_built_one_and_leave_it_as_it_is() -> None:
+    config = tiny.config("llama")
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=peft.LoraConfig(r=2, task_type="CAUSAL_LM", modules_to_save=["lm_head"])))
+    live = AutoModelForCausalLM.from_config(config)
+    live.model.embed_tokens.requires_grad_(False)
+    names_before, frozen = names(live), [p.requires_grad for p in live.parameters()]
+    found = models.facts(models.resolve_with(workload, LiveObjects(model=live)))
+    built = models.facts(models.resolve_with(workload, LiveObjects(config=config)))
+    told = ("n_params", "n_trainable_params", "adapter", "adapter_config", "weights_bytes")
+    assert {name: found[name] for name in told} == {name: built[name] for name in told}
+    assert (names(live), [p.requires_grad for p in live.parameters()]) == (names_before, frozen)
+
+
 def test_a_live_model_is_not_quantised_here() -> None:
     workload = Workload(model="<live>", adaptation=adaptation_of(adapter="lora", quantize="4bit"))
     with refused("models that autofit builds", hint="BitsAndBytesConfig"):
