@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from typing import Any
 
@@ -15,8 +16,9 @@ from autofit.problem.config import Precision
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
 from autofit.workload import models
-from autofit.workload.adapters import adapter_type, cast_frozen, config_words, trained_in_full
+from autofit.workload.adapters import adapter_type, config_words, trained_in_full
 from autofit.workload.batches import make_batch
+from autofit.workload.construct import in_dtype
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
@@ -98,11 +100,34 @@ def test_gradients_arrive_at_the_adapter_under_checkpointing(kind: str, said: di
 
 def test_16_bit_weights_leave_the_adapter_in_float32() -> None:
     named = models.build(resolved("llama", adapter="lora"), device="cpu", weight_dtype="bfloat16")
-    live = peft.get_peft_model(AutoModelForCausalLM.from_config(tiny.config("llama")), peft.LoraConfig(task_type="CAUSAL_LM"))
-    for model in (named, cast_frozen(live, torch.bfloat16)):
-        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-        assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
-        assert weight_dtype(model) == "bfloat16"
+    assert {p.dtype for p in named.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in named.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert weight_dtype(named) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], bias="all", trainable_token_indices=[1]),
+        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+        peft.VeraConfig(target_modules=["q_proj"]),
+        peft.LNTuningConfig(target_modules=["input_layernorm"]),
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")
+def test_a_live_adapted_model_in_16_bit_is_one_that_was_loaded_in_16_bit_and_adapted(config: Any) -> None:
+    def adapted(dtype: torch.dtype) -> Any:
+        return peft.get_peft_model(AutoModelForCausalLM.from_config(tiny.config("llama", attention_bias=True), dtype=dtype), copy.deepcopy(config))
+
+    def dtypes(model: Any) -> dict[str, torch.dtype]:
+        return {name: t.dtype for name, t in [*model.named_parameters(), *model.named_buffers()]}
+
+    live = adapted(torch.float32)
+    parameters = dict(live.named_parameters())
+    assert dtypes(in_dtype(live, torch.bfloat16)) == dtypes(adapted(torch.bfloat16))
+    assert all(p is parameters[name] for name, p in live.named_parameters()), "the user's optimizer knows these"
 
 
 def test_a_live_model_keeps_the_dtypes_of_its_parts() -> None:
