@@ -204,10 +204,32 @@ def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialR
         **{name: value for name, value in given.items() if value is not None and value != []},
         **subject.trainer_arguments,
     )
+    refuse_nothing_trained(trainer)
     checkpointing_as_asked(trainer.model, request.config)
     silence(trainer)
     refuse_missing_loss(trainer)
     return trainer
+
+
+def refuse_nothing_trained(trainer: Trainer) -> None:
+    """Check that a step will change the model.
+
+    Raises:
+        UserError: every parameter is frozen, or the user's own optimizer holds those of something else.
+    """
+    model, optimizer = trainer.model, trainer.optimizer
+    assert model is not None
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not trained:
+        raise UserError(
+            f"{type(model).__name__} has nothing to train: all of its parameters are frozen",
+            hint="load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad on what is to be trained",
+        )
+    if optimizer is not None and all(id(p) not in trained for group in optimizer.param_groups for p in group["params"]):
+        raise UserError(
+            "the optimizer in trainer_kwargs trains no parameter of the model: it was made for another, or for one without its adapter",
+            hint='make it of the model that is handed over, or pass trainer_kwargs={"optimizer_cls_and_kwargs": (cls, {"lr": ...})}',
+        )
 
 
 def makes_own_optimizer(resolved: ResolvedModel) -> bool:

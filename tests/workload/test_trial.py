@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+import torch
 from transformers import Trainer, TrainingArguments
 
 from autofit.problem.config import TrialConfig
@@ -19,6 +20,7 @@ from autofit.trials.soundness import unsound
 from autofit.trials.trial import Reason
 from autofit.workload.trial import run_trial
 from tests import training
+from tests.refusals import refused
 
 CONFIG = TrialConfig(per_device_train_batch_size=4)
 
@@ -54,3 +56,15 @@ def test_a_step_of_more_samples_than_were_asked_for_is_no_measurement(trainer_cl
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_accumulation_as_it_is_asked_for_is_seen(steps: int) -> None:
     assert unsound(trial(CONFIG.but(gradient_accumulation_steps=steps), trainer_cls=Trainer)) is None
+
+
+def test_a_model_whose_parameters_are_all_frozen_is_refused() -> None:
+    with refused("^Straight has nothing to train: all of its parameters are frozen", hint="is_trainable=True"):
+        trial(model=training.Straight().requires_grad_(False))
+
+
+def test_an_optimizer_of_another_model_is_refused_and_one_of_a_part_is_not() -> None:
+    model = training.Straight()
+    with refused("trains no parameter of the model", hint="optimizer_cls_and_kwargs"):
+        trial(model=model, trainer_arguments={"optimizers": (torch.optim.SGD(training.Straight().parameters()), None)})
+    assert unsound(trial(model=model, trainer_arguments={"optimizers": (torch.optim.SGD([model.layer.bias]), None)})) is None
