@@ -12,7 +12,13 @@ from typing import Any
 from transformers import Trainer, TrainingArguments, set_seed
 
 from autofit.errors import ScriptError, UserError
-from autofit.problem.arguments import SILENT_ARGUMENTS, explicit_arguments, overridden, refuse_overridden
+from autofit.problem.arguments import (
+    SILENT_ARGUMENTS,
+    explicit_arguments,
+    overridden,
+    refuse_overridden,
+    with_own,
+)
 from autofit.problem.config import PRECISION_FACTS, TrialConfig
 from autofit.problem.spec import Workload
 from autofit.processes.channel import Channel
@@ -163,7 +169,7 @@ def trial_arguments(
 ) -> TrainingArguments:
     """The user's arguments, of their own class, with the configuration's knobs, and without side effects."""
     defaults = argument_defaults(cls)
-    arguments = {**base, **explicit_arguments(trial_config(request), defaults), **SILENT_ARGUMENTS}
+    arguments = {**with_own(base, explicit_arguments(trial_config(request), defaults)), **SILENT_ARGUMENTS}
     arguments |= {"output_dir": output_dir, "max_steps": MAX_STEPS, "seed": request.seed}
     if arguments.get("lr_scheduler_type") in NEEDS_EVALUATION:
         arguments["lr_scheduler_type"] = "constant"
