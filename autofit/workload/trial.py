@@ -46,6 +46,7 @@ from autofit.workload.scripts.arguments import NEEDS_EVALUATION
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.scripts.run import Training, run_script
 from autofit.workload.scripts.trainer import (
+    SWITCHED_OFF,
     LeaveWhenStopped,
     checkpointing_as_asked,
     ignores_optim,
@@ -211,7 +212,7 @@ def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialR
         **subject.trainer_arguments,
     )
     refuse_nothing_trained(trainer)
-    checkpointing_as_asked(trainer.model, request.config)
+    checkpointing_as_asked(trainer, trainer.model, request.config)
     silence(trainer)
     refuse_missing_loss(trainer)
     return trainer
@@ -327,6 +328,7 @@ def _measurement(
     # Data that ends within a step makes it shorter, and no other.
     seen = max(clock.accumulated, int(trainer.args.gradient_accumulation_steps))
     facts["asked"]["gradient_accumulation_steps"], facts["seen"]["gradient_accumulation_steps"] = accumulation, seen
+    facts["checkpointing_switched_off"] = SWITCHED_OFF in vars(trainer)
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),

@@ -227,13 +227,6 @@ def test_what_a_user_has_to_write_down_is_what_differs_from_pefts_defaults() -> 
     assert config_words(config) == {"class": "LoraConfig", "options": {"r": 4, "target_modules": ["q", "v"], "use_dora": True}}
 
 
-def test_checkpointing_that_a_live_model_brings_is_said() -> None:
-    model = AutoModelForCausalLM.from_config(tiny.config("llama"))
-    assert models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings == ()
-    model.activation_checkpointing_enable()
-    assert "switched on" in models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings[0]
-
-
 def test_frozen_parts_are_part_of_a_live_models_digest() -> None:
     model = AutoModelForCausalLM.from_config(tiny.config("llama"))
     before = models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).digest

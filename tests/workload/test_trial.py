@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autofit.problem.config import TrialConfig
 from autofit.problem.spec import Workload
@@ -68,3 +68,20 @@ def test_an_optimizer_of_another_model_is_refused_and_one_of_a_part_is_not() -> 
     with refused("trains no parameter of the model", hint="optimizer_cls_and_kwargs"):
         trial(model=model, trainer_arguments={"optimizers": (torch.optim.SGD(training.Straight().parameters()), None)})
     assert unsound(trial(model=model, trainer_arguments={"optimizers": (torch.optim.SGD([model.layer.bias]), None)})) is None
+
+
+class Saving(Trainer):
+    """Switches checkpointing on, whatever its arguments say."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model.activation_checkpointing_enable()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("trainer_cls", "off"), [(Saving, True), (Trainer, False)])
+def test_checkpointing_that_code_switches_on_is_switched_off_and_said(trainer_cls: type[Trainer], off: bool) -> None:
+    shape = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    rows = [{"input_ids": torch.arange(8), "labels": torch.tensor(0)}] * 16
+    found = trial(model=BertForSequenceClassification(BertConfig(**shape)), train_dataset=rows, trainer_cls=trainer_cls)
+    assert unsound(found) is None
+    assert (found.facts or {})["checkpointing_switched_off"] is off
