@@ -83,6 +83,15 @@ def explicit_arguments(config: TrialConfig, defaults: Mapping[str, Any]) -> dict
     return arguments
 
 
+def with_own(own: Mapping[str, Any], explicit: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's own keywords under those of a configuration; ways of checkpointing that it does not name stay the user's."""
+    merged = {**own, **explicit}
+    for name in (f"{name}_kwargs" for name in CHECKPOINTING_NAMES):
+        if isinstance(explicit.get(name), Mapping):
+            merged[name] = {**(own.get(name) or {}), **explicit[name]}
+    return merged
+
+
 def overridden(arguments: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that hold another value than was asked for, with that value: a class of the user's own may settle them itself.
 

@@ -13,7 +13,7 @@ from autofit.problem.adaptation import adaptation_of
 from autofit.problem.spec import Workload
 
 #: keywords of a Trainer that every trial gives it
-NAMED = ("model", "args", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks")
+NAMED = ("model", "model_init", "args", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks")
 
 
 @contextlib.contextmanager

@@ -53,6 +53,14 @@ def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool
         )
     if not confirmed:
         found.append(_not_confirmed(best, records))
+    if any((r.measurement.facts or {}).get("checkpointing_switched_off") for r in own if r.measurement is not None):
+        found.append(
+            Warning(
+                code="checkpointing_switched_off",
+                message="checkpointing is on in the model before its arguments have a say, and the winner trains without: they do not switch it off",
+                next_step="call model.activation_checkpointing_disable() before the training, as the trials did",
+            )
+        )
     late = sum(int(((r.measurement.facts or {}).get("compile") or {}).get("measured_steps_that_compiled", 0)) for r in own if r.measurement)
     if late:
         found.append(

@@ -151,6 +151,7 @@ def summary(winner: TrialConfig, batch: int, answer: Mapping[str, Any]) -> dict[
             "chance_gradient_difference": _relative(again.gradient_norms, whole.gradient_norms),
             "gradient_ratio": _ratio(parts.gradient_norms, whole.gradient_norms),
             "uneven": len(set(parts.items)) > 1,
+            "other_labels": bool(whole.items and parts.items) and whole.items[0] != sum(parts.items),
         }
     if whole is not None and asked is not None:
         found |= {
@@ -168,6 +169,13 @@ def split_warnings(found: Mapping[str, Any]) -> list[Warning]:
     loss, gradient = found["split_loss_difference"], found["split_gradient_difference"]
     chance = max(_large(found["chance_loss_difference"]), _large(found["chance_gradient_difference"]))
     worst = max(_large(loss), _large(gradient))
+    grows = _large(loss) > 0.5  # with the accumulation: other labels would not do that
+    if found.get("other_labels") and worst > SPLIT_TOLERANCE and not (grows or found.get("batch_norms")):
+        message = (
+            "the collator makes other labels of the same samples when they come in other batches, as masks do that are drawn at random: "
+            "whether batch and accumulation are interchangeable cannot be told"
+        )
+        return [Warning(code="split", message=message, next_step="compare loss curves of two splits before you rely on the answer")]
     figures = f"loss by {_percent(loss)}, gradient norm by {_percent(gradient)}"
     if chance > SPLIT_TOLERANCE:
         if worst <= 3 * chance:

@@ -166,7 +166,12 @@ def model_lines(result: TuneResult) -> list[str]:
 
 
 def model_note(result: TuneResult) -> str | None:
-    """What to mind when the model is loaded, where no line can say it; None when nothing."""
+    """What to mind when the model is loaded and made ready, where no line can say it; None when nothing."""
+    ready = (w.next_step for w in result.warnings if w.code == "checkpointing_switched_off")
+    return "; ".join(filter(None, (_loading_note(result), *ready))) or None
+
+
+def _loading_note(result: TuneResult) -> str | None:
     if model_line(result) is not None:
         return None
     quantised = quantization_config(result)

@@ -21,6 +21,7 @@ from autofit.problem.arguments import (
     model_arguments,
     refuse_overridden,
     training_arguments,
+    with_own,
 )
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.numerics import changes
@@ -165,7 +166,7 @@ class TuneResult:
             from autofit.processes.objects import kept_arguments
 
             cls: type[TrainingArguments] = type(self.given)
-            made = cls(**{**kept_arguments(self.given), **cpu, **explicit, **more, "output_dir": output_dir})
+            made = cls(**{**with_own(kept_arguments(self.given), explicit), **cpu, **more, "output_dir": output_dir})
             refuse_overridden(made, explicit)
             return made
         from transformers import TrainingArguments

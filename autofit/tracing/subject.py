@@ -25,7 +25,7 @@ from transformers.utils.generic import find_labels
 from autofit.errors import UserError
 from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.problem.adaptation import AdapterKind
-from autofit.problem.arguments import explicit_arguments, model_arguments
+from autofit.problem.arguments import explicit_arguments, model_arguments, with_own
 from autofit.problem.config import PRECISION_FACTS
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
@@ -52,7 +52,7 @@ def settings_of(request: TraceRequest, *, costs: bool = True, smooth: bool = Fal
     )
     defaults = argument_defaults()
     base = {k: v for k, v in (_extra(resolved).get("arguments") or {}).items() if k in defaults}
-    arguments = base | explicit_arguments(config, defaults)
+    arguments = with_own(base, explicit_arguments(config, defaults))
     asked = {"max_grad_norm": request.max_grad_norm, "label_smoothing_factor": request.label_smoothing_factor}
     arguments |= asked | {name: value for name, value in (*base.items(), *config.extra) if name in asked}
     return StepSettings(

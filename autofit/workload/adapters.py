@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import json
@@ -65,6 +66,19 @@ def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
     if not any(parameter.requires_grad for parameter in adapted.parameters()):
         raise UserError("the adapter leaves nothing to train", hint="leave inference_mode=True out of its peft_config")
     return adapted
+
+
+def as_adapted(model: nn.Module, adaptation: Adaptation, task: Task | None) -> Any:
+    """A live model as it will be trained, to be looked at: under the adapter, on the same memory. `model` itself stays as it is.
+
+    Raises:
+        UserError: see `with_adapter`.
+    """
+    known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():  # of their own kind: peft asks quantised ones how they are stored
+        known[id(parameter)] = again = torch.Tensor._make_subclass(type(parameter), parameter.data, parameter.requires_grad)
+        vars(again).update(vars(parameter))
+    return with_adapter(copy.deepcopy(model, known), adaptation, task)
 
 
 def require_peft() -> None:
@@ -168,9 +182,19 @@ def refuse_live_quantisation(model: nn.Module, adaptation: Adaptation | None, ex
         )
 
 
-def cast_frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Cast what is not trained; adapters stay as they are, in float32, as when a model is loaded in `dtype` and then adapted."""
+def kept_in_float32(model: Any, dtype: torch.dtype) -> frozenset[str]:
+    """Names of parameters and buffers that peft leaves in float32 on a model in `dtype`: it is asked, on a copy without memory.
+
+    A head that is trained in full is not among them, but prompts are: those peft makes in float32, and casts where they are used.
+    """
+    known: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.is_floating_point() and not tensor.requires_grad and tensor.dtype != dtype:
-            tensor.data = tensor.data.to(dtype)
-    return model
+        empty = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")
+        known[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+    copied = copy.deepcopy(model, known)
+    cast_adapter = getattr(getattr(copied, "base_model", None), "_cast_adapter_dtype", None)
+    if cast_adapter is not None:
+        for name in copied.peft_config:
+            cast_adapter(adapter_name=name)
+    named = dict([*copied.named_parameters(), *copied.named_buffers()])
+    return frozenset(name for name, t in named.items() if t.dtype == torch.float32 or name.startswith("prompt_encoder."))

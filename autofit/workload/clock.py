@@ -107,6 +107,7 @@ class StepClock(TrainerCallback):
         self.samples = Samples()
         self.losses: list[float] = []
         self.steps = 0
+        self.accumulated = 0  # most micro-steps of an optimizer step
         self.skipped = 0
         self.counts: list[BatchCount] = []
         self.prelude_counts: list[BatchCount] = []
@@ -160,6 +161,7 @@ class StepClock(TrainerCallback):
         self._enter("fetch")
         assert self._trainer is not None
         self.steps += 1
+        self.accumulated = max(self.accumulated, len(self._begins))
         self.skipped += bool(self._trainer.accelerator.optimizer_step_was_skipped)
         counts, at_rest = self._counter.close(), self._at_rest()
         if self.in_prelude:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from autofit.errors import UserError
 from autofit.problem.task import Task
-from autofit.workload.adapters import cast_frozen, is_adapted
+from autofit.workload.adapters import is_adapted, kept_in_float32
 from autofit.workload.initialise import FastRandom
 from autofit.workload.objects import LiveObjects
 from autofit.workload.quantised import without_adapters as without_adapters
@@ -72,9 +72,9 @@ def sketch(objects: LiveObjects) -> torch.nn.Module:
         return call_builder(objects, device="cpu")
 
 
-def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Cast parameters and saved buffers; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
-    saved = set(model.state_dict(keep_vars=True))
+def as_dtype(model: torch.nn.Module, dtype: torch.dtype, *, but: Collection[str] = ()) -> torch.nn.Module:
+    """Cast parameters and saved buffers, `but` some; derived buffers (rotary frequencies) stay, as in `from_pretrained`."""
+    saved = set(model.state_dict(keep_vars=True)).difference(but)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in saved and tensor.dtype != dtype and tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype)
@@ -82,10 +82,10 @@ def as_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def in_dtype(model: torch.nn.Module, dtype: torch.dtype | None) -> torch.nn.Module:
-    """A live model with its weights in `dtype` (of a model with adapters: all but those); None leaves them."""
+    """A live model with its weights in `dtype` (adapters as if the model had been loaded in it and then adapted); None leaves them."""
     if dtype is None:
         return model
-    return cast_frozen(model, dtype) if is_adapted(model) else as_dtype(model, dtype)
+    return as_dtype(model, dtype, but=kept_in_float32(model, dtype) if is_adapted(model) else ())
 
 
 def set_attention(model: PreTrainedModel, implementation: str | None) -> None:

@@ -35,7 +35,7 @@ from autofit.workload.data.prepared import Prepared, prepare
 from autofit.workload.digests import config_digest, json_able, module_digest
 from autofit.workload.extras_facts import extras_facts
 from autofit.workload.figures import adapter_figures, config_figures, stored_figures
-from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects, load_objects
 from autofit.workload.sources import FoundConfig, check_trainable, find_config, remote_code_needed
 from autofit.workload.tasks import (
@@ -60,11 +60,6 @@ __all__ = [
 ]
 
 
-CHECKPOINTS_ALREADY = (
-    "the model comes with checkpointing switched on: trials without it switch it off, and so must you (model.activation_checkpointing_disable())"
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedModel:
     """What `build` needs.
@@ -80,7 +75,6 @@ class ResolvedModel:
         objects: the live objects; None for names.
         adaptation: what is put on the model, and how its weights are stored; None = trained as it is.
         data: the tokenised rows of a named dataset; None = there is none.
-        warnings: one line each, for the user.
     """
 
     name: str
@@ -94,7 +88,6 @@ class ResolvedModel:
     objects: LiveObjects | None = None
     adaptation: Adaptation | None = None
     data: Prepared | None = None
-    warnings: tuple[str, ...] = ()
 
     @property
     def auto_class(self) -> Any:
@@ -167,7 +160,6 @@ def _resolve_module(workload: Workload, objects: LiveObjects) -> ResolvedModel:
         digest=module_digest(model, workload.adaptation),
         objects=objects,
         adaptation=workload.adaptation,
-        warnings=(CHECKPOINTS_ALREADY,) if checkpointing_active(model) else (),
     )
 
 
@@ -272,6 +264,8 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
     objects = resolved.objects
     if objects is not None and objects.is_live:
         model = objects.model if objects.model is not None else sketch(objects)
+        if resolved.adaptation is not None:
+            model = adapters.as_adapted(model, resolved.adaptation, resolved.task)
     else:
         model = build(resolved, device="meta")
     config = resolved.config
@@ -283,7 +277,7 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
         "seq_len": resolved.seq_len,
         **_positions(resolved),
         "digest": resolved.digest,
-        "warnings": list(resolved.warnings),
+        "warnings": [],
         "class": type(without_adapters(model)).__name__,
         **adapter_figures(model, resolved.adaptation, resolved.task),
         "weights_dtype": weight_dtype(model) if objects is not None and objects.is_live else "float32",

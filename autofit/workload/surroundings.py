@@ -7,7 +7,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.workload.digests import digest_of
+from torch import nn, optim
+
+from autofit.workload.digests import digest_of, module_digest
 
 #: beginnings of arguments that say where and when to write, report or evaluate: a trial does none of it
 NOT_MEASURED = (
@@ -51,11 +53,16 @@ def _class_name(thing: Any) -> str:
 
 
 def _told(value: Any) -> Any:
-    """A value as JSON that is the same in every process: plain data as it is, anything else by the name of its class."""
+    """A value as JSON that is the same in every process: plain data as it is, models by their parameters, optimizers by their
+    settings, anything else by the name of its class."""
     if isinstance(value, Mapping):
         return {str(k): _told(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple):
         return [_told(v) for v in value]
     if value is None or isinstance(value, str | int | float | bool):
         return value
+    if isinstance(value, nn.Module):
+        return module_digest(value)
+    if isinstance(value, optim.Optimizer):
+        return [_class_name(value), _told(value.defaults)]
     return getattr(value, "__qualname__", None) or _class_name(value)

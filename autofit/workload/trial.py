@@ -12,7 +12,13 @@ from typing import Any
 from transformers import Trainer, TrainingArguments, set_seed
 
 from autofit.errors import ScriptError, UserError
-from autofit.problem.arguments import SILENT_ARGUMENTS, explicit_arguments, overridden, refuse_overridden
+from autofit.problem.arguments import (
+    SILENT_ARGUMENTS,
+    explicit_arguments,
+    overridden,
+    refuse_overridden,
+    with_own,
+)
 from autofit.problem.config import PRECISION_FACTS, TrialConfig
 from autofit.problem.spec import Workload
 from autofit.processes.channel import Channel
@@ -40,6 +46,7 @@ from autofit.workload.scripts.arguments import NEEDS_EVALUATION
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.scripts.run import Training, run_script
 from autofit.workload.scripts.trainer import (
+    SWITCHED_OFF,
     LeaveWhenStopped,
     checkpointing_as_asked,
     ignores_optim,
@@ -92,7 +99,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
         if not clock.samples.micro:
             raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-    return _measurement(clock, meter, witness, trainer, subject.built_here, request.config, facts, feed, loader)
+    return _measurement(clock, meter, witness, trainer, subject.built_here, request, facts, feed, loader)
 
 
 def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
@@ -120,7 +127,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
         facts["weight_dtype"] = weight_dtype(training.model)
-        measured.append(_measurement(clock, meter, witness, trainer, False, config, facts, feed, loader))
+        measured.append(_measurement(clock, meter, witness, trainer, False, request, facts, feed, loader))
 
     channel.enter("script")
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
@@ -163,7 +170,7 @@ def trial_arguments(
 ) -> TrainingArguments:
     """The user's arguments, of their own class, with the configuration's knobs, and without side effects."""
     defaults = argument_defaults(cls)
-    arguments = {**base, **explicit_arguments(trial_config(request), defaults), **SILENT_ARGUMENTS}
+    arguments = {**with_own(base, explicit_arguments(trial_config(request), defaults)), **SILENT_ARGUMENTS}
     arguments |= {"output_dir": output_dir, "max_steps": MAX_STEPS, "seed": request.seed}
     if arguments.get("lr_scheduler_type") in NEEDS_EVALUATION:
         arguments["lr_scheduler_type"] = "constant"
@@ -204,10 +211,32 @@ def make_trainer(subject: Subject, arguments: TrainingArguments, request: TrialR
         **{name: value for name, value in given.items() if value is not None and value != []},
         **subject.trainer_arguments,
     )
-    checkpointing_as_asked(trainer.model, request.config)
+    refuse_nothing_trained(trainer)
+    checkpointing_as_asked(trainer, trainer.model, request.config)
     silence(trainer)
     refuse_missing_loss(trainer)
     return trainer
+
+
+def refuse_nothing_trained(trainer: Trainer) -> None:
+    """Check that a step will change the model.
+
+    Raises:
+        UserError: every parameter is frozen, or the user's own optimizer holds those of something else.
+    """
+    model, optimizer = trainer.model, trainer.optimizer
+    assert model is not None
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not trained:
+        raise UserError(
+            f"{type(model).__name__} has nothing to train: all of its parameters are frozen",
+            hint="load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad on what is to be trained",
+        )
+    if optimizer is not None and all(id(p) not in trained for group in optimizer.param_groups for p in group["params"]):
+        raise UserError(
+            "the optimizer in trainer_kwargs trains no parameter of the model: it was made for another, or for one without its adapter",
+            hint='make it of the model that is handed over, or pass trainer_kwargs={"optimizer_cls_and_kwargs": (cls, {"lr": ...})}',
+        )
 
 
 def makes_own_optimizer(resolved: ResolvedModel) -> bool:
@@ -287,13 +316,19 @@ def _measurement(
     witness: KnobWitness,
     trainer: Trainer,
     built_here: bool,
-    config: TrialConfig,
+    request: TrialRequest,
     more: Mapping[str, Any],
     feed: DataFeed,
     loader: LoaderWatch,
 ) -> Measurement:
+    config = request.config
     facts: dict[str, Any] = {**more, **witness.facts(trainer, config, built_here=built_here), **meter.facts()}
     facts["asked"]["per_device_train_batch_size"], facts["seen"]["per_device_train_batch_size"] = loader.batch_size()
+    accumulation = trial_config(request).gradient_accumulation_steps
+    # Data that ends within a step makes it shorter, and no other.
+    seen = max(clock.accumulated, int(trainer.args.gradient_accumulation_steps))
+    facts["asked"]["gradient_accumulation_steps"], facts["seen"]["gradient_accumulation_steps"] = accumulation, seen
+    facts["checkpointing_switched_off"] = SWITCHED_OFF in vars(trainer)
     facts["autocast"] = PRECISION_FACTS[config.precision].autocast_dtype
     return Measurement(
         micro_step_seconds=tuple(clock.samples.micro),

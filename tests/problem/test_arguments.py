@@ -16,6 +16,7 @@ from autofit.problem.arguments import (
     explicit_arguments,
     model_arguments,
     training_arguments,
+    with_own,
 )
 from autofit.problem.config import Precision, TrialConfig
 from tests.builders import ARGUMENT_DEFAULTS
@@ -93,6 +94,15 @@ def test_checkpointing_goes_by_the_name_that_is_not_deprecated(defaults: dict[st
     assert training_arguments(config, defaults) == {name: True}
     tuned = config.but(extra=(("use_reentrant", False),))
     assert training_arguments(tuned, defaults) == {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+
+
+def test_ways_of_checkpointing_that_are_not_tuned_stay_the_users() -> None:
+    own = {"activation_checkpointing_kwargs": {"use_reentrant": True}, "learning_rate": 1.0, "bf16": True}
+    config = TrialConfig(per_device_train_batch_size=8, gradient_checkpointing=True)
+    assert with_own(own, explicit_arguments(config, ARGUMENT_DEFAULTS)) == own | explicit_arguments(config, ARGUMENT_DEFAULTS)
+    tuned = with_own(own, explicit_arguments(config.but(extra=(("every_n_layers", 2),)), ARGUMENT_DEFAULTS))
+    assert tuned["activation_checkpointing_kwargs"] == {"use_reentrant": True, "every_n_layers": 2}
+    assert (tuned["learning_rate"], tuned["bf16"]) == (1.0, False)
 
 
 def test_extras_go_where_they_belong() -> None:

@@ -67,6 +67,7 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"callbacks": [5]}, "callback must be a TrainerCallback, got 5"),
         ({"callbacks": [None]}, "callback must be a TrainerCallback, got None"),
         ({"trainer_kwargs": {"args": 1}}, "trainer_kwargs holds 'args', which trials set themselves"),
+        ({"trainer_kwargs": {"model_init": Thing}}, "trainer_kwargs holds 'model_init', which trials set themselves"),
         ({"device": 5}, "device must be a name, got 5"),
         ({"study": 5}, "study must be a path, got 5"),
         ({"task": 5}, "task must be a name, got 5"),

@@ -70,6 +70,13 @@ def test_an_answer_that_was_not_confirmed_or_was_interrupted_is_said() -> None:
     assert one_line(of_winner(record, interrupted=True)) == ["interrupted"]
 
 
+def test_checkpointing_that_trials_switched_off_is_said() -> None:
+    (warning,) = of_winner(make_record(0, CONFIG, 100.0, facts={"checkpointing_switched_off": True}))
+    assert one_line([warning]) == ["checkpointing_switched_off"]
+    assert "model.activation_checkpointing_disable()" in str(warning.next_step)
+    assert of_winner(make_record(0, CONFIG, 100.0, facts={"checkpointing_switched_off": False})) == []
+
+
 def test_noise_is_said() -> None:
     assert one_line(of_winner(make_record(0, CONFIG, 100.0, jitter=0.5))) == ["noise"]
     loaded = make_record(0, CONFIG, 100.0, facts={"cpu_pressure_percent": 35.0})

@@ -45,7 +45,7 @@ def answer(
     *, parts: tuple[float, float] = (2.0, 1.0), again: tuple[float, float] = (2.0, 1.0), asked: float | None = None, **facts: Any
 ) -> dict[str, Any]:
     """An answer in which fp32 in one piece has loss 2 and gradient norm 1."""
-    forms = {"whole": form(2.0, 1.0), "again": form(*again), "parts": form(*parts, items=facts.pop("items", (4, 4)))}
+    forms = {"whole": form(2.0, 1.0, facts.pop("whole_items", ())), "again": form(*again), "parts": form(*parts, items=facts.pop("items", (4, 4)))}
     if asked is not None:
         forms["asked"] = form(asked, 1.0)
     return {"forms": forms, "facts": {"model": "MyModel", "trainer": "MyTrainer", **facts}}
@@ -127,6 +127,15 @@ class TestMeaning:
     def test_a_loss_of_chance_cannot_be_judged(self) -> None:
         (text,) = warned(parts=(2.2, 1.1), again=(2.1, 1.1))
         assert "draws random numbers of its own" in text
+
+    def test_a_collator_that_makes_other_labels_of_the_same_samples_is_not_the_models_fault(self) -> None:
+        masked: dict[str, Any] = {"whole_items": (11,), "items": (4, 3, 2, 3), "accepts_loss_kwargs": True}
+        for again in ((2.0, 1.0), (2.1, 1.1)):  # drawn with a seed of its own, or by the process's
+            (text,) = warned(parts=(2.1, 1.05), again=again, **masked)
+            assert text.startswith("the collator makes other labels of the same samples")
+        (text,) = warned(parts=(8.0, 4.0), **masked)
+        assert "ignores num_items_in_batch" in text
+        assert warned(whole_items=(11,), items=(4, 3, 2, 3)) == []
 
     def test_a_difference_far_beyond_chance_is_told_all_the_same(self) -> None:
         (text,) = warned(parts=(8.0, 4.0), again=(2.01, 1.0), accepts_loss_kwargs=True)

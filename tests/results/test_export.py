@@ -15,7 +15,7 @@ from autofit.errors import UserError
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import Workload
 from autofit.results.export import Format, arguments_call, effective_batch, export, model_note
-from autofit.results.result import TuneResult
+from autofit.results.result import TuneResult, Warning
 from tests.builders import ARGUMENT_DEFAULTS, CPU, GPU, make_config, make_record, make_result
 
 transformers = pytest.importorskip("transformers")
@@ -132,6 +132,16 @@ def test_a_checkpoint_stored_in_16_bit_is_loaded_in_float32_as_in_the_trials() -
     result = result_for(make_config(8, precision=BF16), model=model, workload=Workload(model="org/llama"))
     assert 'AutoModelForCausalLM.from_pretrained("org/llama", dtype="float32")' in export(result, "python")
     assert model_note(result) is None
+
+
+def test_the_snippet_says_what_trials_did_to_the_model_and_arguments_do_not() -> None:
+    said = Warning(code="checkpointing_switched_off", message="it is on", next_step="call model.off() before the training")
+    live = {"source": "object"}
+    result = result_for(make_config(8), model=live, warnings=(said,))
+    assert export(result, "python").splitlines()[1] == "# call model.off() before the training"
+    both = result_for(make_config(8, extra=(("attn_implementation", "eager"),)), model=live, warnings=(said,))
+    assert model_note(both) == 'load your model with attn_implementation="eager", as in the trials; call model.off() before the training'
+    assert model_note(result_for(make_config(8), model=live)) is None
 
 
 def test_where_the_stored_dtype_is_not_known_the_snippet_says_what_to_mind() -> None:

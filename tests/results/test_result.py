@@ -224,6 +224,13 @@ class TestTrainingArguments:
         with refused("^Overriding makes gradient_accumulation_steps=1 of gradient_accumulation_steps=4$"):
             full_result(given=overriding()).training_arguments(output_dir="out")
 
+    def test_ways_of_checkpointing_in_the_users_arguments_are_kept_beside_the_tuned_ones(self) -> None:
+        fields = [(name, Any, dataclasses.field(default=value)) for name, value in ARGUMENT_DEFAULTS.items()]
+        given = dataclasses.make_dataclass("Given", fields)(activation_checkpointing_kwargs={"use_reentrant": True})
+        best = CONFIG.but(gradient_checkpointing=True, extra=(("every_n_layers", 2),))
+        made = make_result([make_record(0, best, 40.0)], given=given).training_arguments(output_dir="out")
+        assert made.activation_checkpointing_kwargs == {"use_reentrant": True, "every_n_layers": 2}
+
     def test_all_that_clash_are_named(self) -> None:
         with refused("^bf16, optim was tuned and cannot be set again$"):
             full_result().training_arguments(output_dir="out", optim="sgd", bf16=False, learning_rate=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from typing import Any
 
@@ -15,8 +16,9 @@ from autofit.problem.config import Precision
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
 from autofit.workload import models
-from autofit.workload.adapters import adapter_type, cast_frozen, config_words, trained_in_full
+from autofit.workload.adapters import adapter_type, config_words, trained_in_full
 from autofit.workload.batches import make_batch
+from autofit.workload.construct import in_dtype
 from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
@@ -98,11 +100,34 @@ def test_gradients_arrive_at_the_adapter_under_checkpointing(kind: str, said: di
 
 def test_16_bit_weights_leave_the_adapter_in_float32() -> None:
     named = models.build(resolved("llama", adapter="lora"), device="cpu", weight_dtype="bfloat16")
-    live = peft.get_peft_model(AutoModelForCausalLM.from_config(tiny.config("llama")), peft.LoraConfig(task_type="CAUSAL_LM"))
-    for model in (named, cast_frozen(live, torch.bfloat16)):
-        assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-        assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
-        assert weight_dtype(model) == "bfloat16"
+    assert {p.dtype for p in named.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in named.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert weight_dtype(named) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], bias="all", trainable_token_indices=[1]),
+        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+        peft.VeraConfig(target_modules=["q_proj"]),
+        peft.LNTuningConfig(target_modules=["input_layernorm"]),
+        peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+@pytest.mark.filterwarnings("ignore:Unsupported layer type")
+def test_a_live_adapted_model_in_16_bit_is_one_that_was_loaded_in_16_bit_and_adapted(config: Any) -> None:
+    def adapted(dtype: torch.dtype) -> Any:
+        return peft.get_peft_model(AutoModelForCausalLM.from_config(tiny.config("llama", attention_bias=True), dtype=dtype), copy.deepcopy(config))
+
+    def dtypes(model: Any) -> dict[str, torch.dtype]:
+        return {name: t.dtype for name, t in [*model.named_parameters(), *model.named_buffers()]}
+
+    live = adapted(torch.float32)
+    parameters = dict(live.named_parameters())
+    assert dtypes(in_dtype(live, torch.bfloat16)) == dtypes(adapted(torch.bfloat16))
+    assert all(p is parameters[name] for name, p in live.named_parameters()), "the user's optimizer knows these"
 
 
 def test_a_live_model_keeps_the_dtypes_of_its_parts() -> None:
@@ -125,6 +150,19 @@ def test_an_adapter_may_be_put_on_a_live_model_but_not_on_an_adapter() -> None:
     again = models.resolve_with(workload, LiveObjects(model=model))
     with refused("has an adapter already", hint="leave the adapter out"):
         models.build(again, device="cpu")
+
+
+def test_facts_of_a_live_model_under_an_adapter_are_those_of_a_built_one_and_leave_it_as_it_is() -> None:
+    config = tiny.config("llama")
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=peft.LoraConfig(r=2, task_type="CAUSAL_LM", modules_to_save=["lm_head"])))
+    live = AutoModelForCausalLM.from_config(config)
+    live.model.embed_tokens.requires_grad_(False)
+    names_before, frozen = names(live), [p.requires_grad for p in live.parameters()]
+    found = models.facts(models.resolve_with(workload, LiveObjects(model=live)))
+    built = models.facts(models.resolve_with(workload, LiveObjects(config=config)))
+    told = ("n_params", "n_trainable_params", "adapter", "adapter_config", "weights_bytes")
+    assert {name: found[name] for name in told} == {name: built[name] for name in told}
+    assert (names(live), [p.requires_grad for p in live.parameters()]) == (names_before, frozen)
 
 
 def test_a_live_model_is_not_quantised_here() -> None:
@@ -187,13 +225,6 @@ def test_a_missing_peft_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_a_user_has_to_write_down_is_what_differs_from_pefts_defaults() -> None:
     config = peft.LoraConfig(r=4, target_modules=["v", "q"], use_dora=True)
     assert config_words(config) == {"class": "LoraConfig", "options": {"r": 4, "target_modules": ["q", "v"], "use_dora": True}}
-
-
-def test_checkpointing_that_a_live_model_brings_is_said() -> None:
-    model = AutoModelForCausalLM.from_config(tiny.config("llama"))
-    assert models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings == ()
-    model.activation_checkpointing_enable()
-    assert "switched on" in models.resolve_with(Workload(model="<live>"), LiveObjects(model=model)).warnings[0]
 
 
 def test_frozen_parts_are_part_of_a_live_models_digest() -> None:

@@ -66,6 +66,13 @@ class Numbers(torch.utils.data.Dataset[Any]):
         return {"x": row, "labels": row.sum()}
 
 
+def masked(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Draws the labels that count, alike for each batch."""
+    batch: dict[str, torch.Tensor] = torch.utils.data.default_collate(rows)
+    batch["labels"][torch.rand(batch["labels"].shape, generator=torch.Generator().manual_seed(0)) < 0.5] = -100
+    return batch
+
+
 class MeanOfMeans(BertForMaskedLM):
     """A model whose loss is the mean over its micro-batch, and that says so."""
 
@@ -162,8 +169,9 @@ def words(**objects: Any) -> list[str]:
         (Net, Numbers, {}, None),
         (lambda: Net(normed=True), Numbers, {}, "Net has BatchNorm (norm)"),
         (Noisy, Numbers, {}, "Noisy draws random numbers of its own"),
+        (lambda: GPT2LMHeadModel(GPT2), Rows, {"data_collator": masked}, "the collator makes other labels of the same samples"),
     ],
-    ids=["normalised", "mean of means", "ignores items", "own loss", "dropout is off", "batch norm", "chance"],
+    ids=["normalised", "mean of means", "ignores items", "own loss", "dropout is off", "batch norm", "chance", "masks"],
 )
 def test_splits(model: Callable[[], nn.Module], data: type, more: dict[str, Any], expected: str | None) -> None:
     torch.manual_seed(0)

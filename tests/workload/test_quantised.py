@@ -171,8 +171,9 @@ def test_a_live_quantised_model_needs_an_adapter_and_moves_with_one(quantize: st
     with torch.no_grad():  # not in `eval`, in which bitsandbytes repacks 4-bit weights for good on some CPUs
         assert torch.equal(arrived.train()(input_ids=ids).logits, base.train()(input_ids=ids).logits)
     found = models.resolve_with(sent, LiveObjects(model=sent_over(base)))
+    facts = models.facts(found)
+    assert (facts["quantization"], facts["adapter"], facts["n_trainable_params"]) == (quantize, "LORA", 2 * 2 * (2 * 64 + 64 + 32))
     model = models.build(found, device="cpu", weight_dtype=models.dtype_to_build(found, Precision.BF16))
-    assert models.facts(found)["quantization"] == quantize
     model(**make_batch(found, 2)).loss.backward()
     assert sum(p.numel() for p in model.parameters() if p.grad is not None) == 2 * 2 * (2 * 64 + 64 + 32)
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from transformers import Trainer, TrainerCallback
 
 from autofit.workload.surroundings import training_facts
@@ -54,6 +55,22 @@ def test_objects_count_by_their_class_so_that_every_process_says_the_same() -> N
 
     assert one(Callback()) == one(Callback) == one(Callback())
     assert one(Callback())["training"].startswith("Callback ")
+
+
+def momentum(value: float) -> Any:
+    return (torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1, momentum=value), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "same", "other"),
+    [
+        ("teacher", torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)),
+        ("optimizers", momentum(0.0), momentum(0.0), momentum(0.9)),
+    ],
+)
+def test_a_second_model_and_an_optimizer_count_by_what_they_cost(name: str, one: Any, same: Any, other: Any) -> None:
+    told = [training_facts({"trainer_arguments": {name: thing}}) for thing in (one, same, other)]
+    assert told[0] == told[1] != told[2]
 
 
 class Padded:

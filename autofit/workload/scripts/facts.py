@@ -17,7 +17,7 @@ from autofit.problem.script_source import trains_often
 from autofit.problem.spec import Workload
 from autofit.workload import models
 from autofit.workload.evaluation import data_label
-from autofit.workload.knobs import checkpointing_active, weight_dtype
+from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects
 from autofit.workload.scripts.run import Training, run_script
 from autofit.workload.scripts.trainer import ignores_optim, long_enough, refuse_distributed
@@ -83,10 +83,9 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
         "evaluation": evaluation_of(trainer),
         "digest": None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16],
     }
-    warnings = _warnings(training, file, set_in_code, own_optimizer=own_optimizer)
-    facts = models.facts(replace(resolved, source="script", warnings=warnings))
     return {
-        **facts,
+        **models.facts(replace(resolved, source="script")),
+        "warnings": _warnings(training, file, set_in_code, own_optimizer=own_optimizer),
         "task": None,
         "seq_len": None,
         "weights_dtype": weight_dtype(training.model),
@@ -104,16 +103,12 @@ def evaluation_of(trainer: Trainer) -> dict[str, Any] | None:
 
 def _warnings(
     training: Training, file: Path | None, set_in_code: list[str], *, own_optimizer: bool
-) -> tuple[str, ...]:
+) -> list[str]:
     found = []
     if training.trainers > 1 or (file is not None and trains_often(read_script(str(file)))):
         found.append("the script trains more than once: only its first train() is measured")
     if own_optimizer:
         found.append("the script makes its own optimizer: optim has no effect and is not searched")
-    if checkpointing_active(training.model):
-        found.append(
-            "the script switches checkpointing on in its code: trials without it switch it off, and so must the script"
-        )
     if set_in_code:
         found.append(
             f"the script sets {', '.join(set_in_code)} in its own code: change it there, a flag has no effect"
@@ -126,7 +121,7 @@ def _warnings(
         found.append(f"before it trains, the script removes or renames {', '.join(training.spared)}: in trials it stays")
     if training.shortened:
         found.append("before it trains, the script evaluates: in trials that is done on the first rows only")
-    return tuple(found)
+    return found
 
 
 def _formatted(error: Exception) -> str:

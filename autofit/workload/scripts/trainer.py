@@ -29,6 +29,7 @@ from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.subject import lengthened
 
 AS_NAMED = "_autofit_optimizer"  #: in a Trainer: the optimizer that it made before its training, as `optim` says
+SWITCHED_OFF = "_autofit_switched_off"  #: in a Trainer: that its model came with checkpointing, and trains without
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
 
 
@@ -80,7 +81,7 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
         inner = without_adapters(model)
         assert isinstance(inner, PreTrainedModel)  # no other is described as having attention to choose
         set_attention(inner, attention)
-    checkpointing_as_asked(model, config)
+    checkpointing_as_asked(trainer, model, config)
     trainer.model_init = None  # type: ignore[assignment]  # it has made this model, and would make another one, as the script has it, when the training begins
     go_on_at_the_end(trainer.lr_scheduler)
     refuse_missing_loss(trainer)
@@ -100,11 +101,12 @@ def go_on_at_the_end(scheduler: Any) -> None:
     scheduler.step = endless_step
 
 
-def checkpointing_as_asked(model: Any, config: TrialConfig) -> None:
-    """Switch off checkpointing that code has switched on, where `config` is without; on is the Trainer's own work."""
+def checkpointing_as_asked(trainer: Trainer, model: Any, config: TrialConfig) -> None:
+    """Switch off checkpointing that code has switched on, where `config` is without, and mark it; on is the Trainer's own work."""
     if not config.gradient_checkpointing and checkpointing_active(model):
         newer = "activation_checkpointing_disable"
         getattr(model, newer if hasattr(model, newer) else "gradient_checkpointing_disable")()
+        vars(trainer)[SWITCHED_OFF] = True
 
 
 def silence(trainer: Trainer) -> None:
