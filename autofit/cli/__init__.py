@@ -6,6 +6,7 @@ stdout carries the answer, stderr progress and complaints. Exit codes: 0 an answ
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from autofit.errors import AutofitError, NothingFits, ScriptError, SearchFailed
 from autofit.units import format_bytes
 
 INTERRUPTED = 130
+FULL = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, whoever writes to it
 COMMANDS = ("search", "estimate", "show", "export", "confirm", "doctor", "landscape")
 
 
@@ -78,11 +80,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         status = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that the interpreter's last flush is quiet
+        _leave_stdout()
         status = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _leave_stdout()
+        complain(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", hint="free some, or write to another disk")
+        status = 2
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave_stdout() -> None:
+    """Have what is still to be written there go nowhere, so that the interpreter's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str, *, hint: str | None = None) -> None:

@@ -43,6 +43,24 @@ class _KernelLock(BaseJournalFileLock):
             self._fd = None
 
 
+class _Journal(JournalFileBackend):
+    """Optuna's journal, which says in one line why nothing can be added to it."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append entries.
+
+        Raises:
+            StudyError: the file cannot be written any more.
+        """
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise StudyError(
+                f"study file {self._file_path!r} cannot be written: {error.strerror}",
+                hint="what it holds is kept: the same command goes on from there when it can be written again",
+            ) from error
+
+
 def open_study(
     path: str | Path | None, *, sampler: optuna.samplers.BaseSampler, identity: dict[str, Any]
 ) -> optuna.Study:
@@ -98,7 +116,7 @@ def _storage(path: Path) -> tuple[optuna.storages.BaseStorage, bool]:
     """The journal's storage, and whether our study is in it already."""
     entries = _entries(path) if path.exists() else []
     try:
-        backend = JournalFileBackend(str(path), lock_obj=_KernelLock(str(path)))
+        backend = _Journal(str(path), lock_obj=_KernelLock(str(path)))
         storage = optuna.storages.JournalStorage(backend)
         names = optuna.get_all_study_names(storage)
     except Exception as error:  # JSON lines that Optuna cannot replay: any error means the same to the user
