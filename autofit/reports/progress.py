@@ -299,7 +299,7 @@ def record_line(record: TrialRecord) -> str:
         assert record.failure is not None
         return head + says(record.failure)
     interval = record.interval
-    spread = f" ({format_interval(interval)})" if interval is not None else ""
+    spread = f" (95 %: {format_interval(interval)})" if interval is not None else ""
     needed = record.measurement.memory.needed_bytes
     memory = f", {format_bytes(needed)}" if needed is not None else ""
     return f"{head}{format_speed(record.samples_per_second)} samples/s{spread}{memory}, {_clock_time(record.seconds)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 
 from autofit.errors import StudyError
 from autofit.files import check_writable
+from autofit.units import format_bytes
 
 STUDY_NAME = "autofit"
 IDENTITY = "autofit:identity"
@@ -150,9 +152,14 @@ def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | P
     if different:
         name = different[0]
         raise StudyError(
-            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {found.get(name)} there, {wanted.get(name)} here",
+            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {_said(name, found)} there, {_said(name, wanted)} here",
             hint=HINT_NEW,
         )
+
+
+def _said(name: str, identity: Mapping[str, Any]) -> str:
+    value = identity.get(name)
+    return format_bytes(value) if name == "memory_limit" and isinstance(value, int) else str(value)
 
 
 def _cut_torn_line(path: Path) -> None:

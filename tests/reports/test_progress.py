@@ -82,7 +82,7 @@ def test_a_file_gets_one_plain_line_per_trial() -> None:
         observer.trial_ended(oom(1))
     note, first, second = target.getvalue().splitlines()
     assert note == "not searched: fp16"
-    assert first.startswith("trial 0: 8x8 fp32 adamw_torch_fused (defaults): 40.")
+    assert re.match(r"trial 0: 8x8 fp32 adamw_torch_fused \(defaults\): 40.\d+ samples/s \(95 %: [\d.]+ to [\d.]+\), ", first)
     assert "9.0 GiB, 4.2 s, best so far | 1 of 20 trials, 0.0 s elapsed, 5m 00s left" in first
     assert "did not fit: CUDA out of memory. Tried to allocate 2.00 GiB (in backward) | 2 of 20" in second
     assert "\x1b" not in target.getvalue()

@@ -162,7 +162,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         ({"model": "gpt2 11aa"}, "another model: bert-tiny 3f2a there, gpt2 11aa here$"),
         ({"bitsandbytes": "0.50", "model": "gpt2 11aa"}, "another model: bert-tiny 3f2a there, gpt2 11aa here$"),
         ({"effective_batch": 16}, "another effective batch: 8 there, 16 here$"),
-        ({"memory_limit": 5}, f"another memory limit: {1 << 30} there, 5 here$"),
+        ({"memory_limit": 5}, "another memory limit: 1.0 GiB there, 5 B here$"),
         ({"task": "causal-lm"}, "another task: None there, causal-lm here$"),
         ({"torch": "2.13.0"}, "another torch: None there, 2.13.0 here$"),
     ],
