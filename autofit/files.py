@@ -45,18 +45,32 @@ def _no_constant(name: str) -> float:
 def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     """Write `data` to `path` through a temporary file beside it, so that a crash leaves the old file whole.
 
-    A symbolic link stays one; a device or a pipe (`/dev/stdout`, `/dev/null`) is written to, never replaced.
+    A symbolic link stays one; a device or a pipe (`/dev/stdout`, `/dev/null`) is written to, never replaced, and so is a file whose directory
+    takes no other.
 
     Raises:
         UserError: the path cannot be written.
     """
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    temporary = None
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             Path(path).write_text(text, encoding="utf-8")
             return
         target = Path(os.path.realpath(path))
+        try:
+            _replace(target, text)
+        except PermissionError:
+            if not target.is_file():
+                raise
+            target.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+        raise UserError(f"cannot write {str(path)!r}: {_reason(error)}") from None
+
+
+def _replace(target: Path, text: str) -> None:
+    """Put a new file in the place of `target` in one step, or leave everything as it was."""
+    temporary = None
+    try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=target.parent, prefix=".autofit-", delete=False
         ) as handle:
@@ -66,15 +80,15 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
             os.fsync(handle.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
-    except (OSError, ValueError) as error:  # ValueError: a path that no file can have
+    except OSError:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise UserError(f"cannot write {str(path)!r}: {_reason(error)}") from None
+        raise
 
 
 def check_writable(path: str | Path, *, what: str) -> None:
-    """Fail early when `path` could not be written at the end. Creates nothing.
+    """Fail early when `path` could not be written at the end. Leaves nothing behind.
 
     Raises:
         UserError: a directory, a missing parent, no permission, or no name that a file can have.
@@ -90,9 +104,15 @@ def check_writable(path: str | Path, *, what: str) -> None:
         raise UserError(f"{what} {str(path)!r} is a directory", hint="give the path of a file")
     if not target.parent.is_dir():
         raise UserError(f"{what} {str(path)!r} cannot be written: {str(target.parent)!r} is not a directory")
-    probe = target if target.exists() else target.parent
-    if not os.access(probe, os.W_OK):
-        raise UserError(f"{what} {str(path)!r} cannot be written: permission denied")
+    if target.exists():
+        if not os.access(target, os.W_OK):
+            raise UserError(f"{what} {str(path)!r} cannot be written: permission denied")
+        return
+    try:  # rights alone do not tell: there are file systems that take nothing from anybody
+        with tempfile.TemporaryFile(dir=Path(os.path.realpath(target)).parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{what} {str(path)!r} cannot be written: {_reason(error)}") from None
 
 
 def _umask() -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -152,13 +154,27 @@ def test_what_cannot_be_written_is_refused_before_work_is_spent(tmp_path: Path) 
 @pytest.mark.skipif(AS_ROOT, reason="root may write anywhere")
 def test_a_place_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with refused("cannot be written: permission denied$"):
+    with refused("cannot be written: Permission denied$"):
         check_writable(tmp_path / "a.json", what="output")
     with refused("^cannot write .*: Permission denied$"):
         write_json(tmp_path / "a.json", {})
 
 
+def test_a_file_whose_directory_takes_no_other_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "best.json").write_text("{}")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    write_json(tmp_path / "best.json", {"n": 1})
+    assert read_json_object(tmp_path / "best.json", what="result") == {"n": 1}
+    with refused("^cannot write .*new.json': Permission denied$"):
+        write_json(tmp_path / "new.json", {})
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/version"), reason="needs a file that nobody may write")
 def test_a_file_system_that_takes_nothing_is_refused() -> None:
+    with refused("^output '/proc/autofit.json' cannot be written: "):
+        check_writable("/proc/autofit.json", what="output")
     with refused("^cannot write '/proc/autofit.json': "):
         write_json("/proc/autofit.json", {})

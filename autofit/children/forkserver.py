@@ -109,14 +109,14 @@ def _serve(control: socket.socket) -> None:
                     os.read(wake_read, 4096)
                 _reap(control, children)
             if control.fileno() in ready and not _handle(control, children, (wake_read, wake_write), left_behind):
-                return
+                break
     except (BrokenPipeError, ConnectionResetError):
-        return
+        pass
     finally:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        _remove(left_behind)
+    _remove(left_behind)  # the parent is gone; where this server breaks, it is there and says so
 
 
 def _unread(control: socket.socket) -> list[str]:
@@ -160,7 +160,7 @@ def _handle(
         return True
     if "import" in message:
         for name in message["import"]:
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(Exception):  # it only saves time: who needs the module meets the error where it can be told
                 importlib.import_module(name)
         gc.freeze()
         return True

@@ -6,6 +6,7 @@ stdout carries the answer, stderr progress and complaints. Exit codes: 0 an answ
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,11 @@ from autofit.errors import AutofitError, NothingFits, ScriptError, SearchFailed
 from autofit.units import format_bytes
 
 INTERRUPTED = 130
+GOING_ON = {
+    "search": "with --study FILE the same command goes on where it stopped",
+    "landscape": "the same command goes on where it stopped",
+}  #: command -> what to do when it was interrupted
+FULL = (errno.ENOSPC, errno.EDQUOT)  #: of a disk, whoever writes to it
 COMMANDS = ("search", "estimate", "show", "export", "confirm", "doctor", "landscape")
 
 
@@ -37,16 +43,23 @@ class _LazyGroup(click.Group):
 
 
 @click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="autofit")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Find the fastest Hugging Face Trainer configuration that fits in memory, by measuring it.
 
     \b
       autofit search --model bert-large-uncased --effective-batch 64
       autofit show best.json
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,30 +72,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         status = cli.main(
             args=None if arguments is None else list(arguments), prog_name="autofit", standalone_mode=False
         )
-    except click.exceptions.Abort:
-        complain(
-            "interrupted before there was an answer",
-            hint="with --study FILE the same command goes on where it stopped",
-        )
-        status = INTERRUPTED
     except click.ClickException as error:
         complain(error.format_message().rstrip("."), hint=_usage_hint(error))
         status = 2
     except AutofitError as error:
         _explain(error)
         status = error.exit_code
-    except KeyboardInterrupt:
-        complain(
-            "interrupted before there was an answer",
-            hint="with --study FILE the same command goes on where it stopped",
-        )
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+        complain("interrupted before there was an answer", hint=GOING_ON.get(command))
         status = INTERRUPTED
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that the interpreter's last flush is quiet
+        _leave_stdout()
         status = 0
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        _leave_stdout()
+        complain(f"{error.strerror}{f': {error.filename}' if error.filename else ''}", hint="free some, or write to another disk")
+        status = 2
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leave_stdout() -> None:
+    """Have what is still to be written there go nowhere, so that the interpreter's last flush is quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(message: str, *, hint: str | None = None) -> None:

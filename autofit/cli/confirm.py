@@ -21,7 +21,7 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     Exit code 0: it survived; 3: it ran out of memory.
     """
     from autofit.results.result import load
-    from autofit.results.wording import format_percent
+    from autofit.results.wording import format_percent, format_speed
     from autofit.search.confirmation import confirm
     from autofit.trials.trial import Reason
 
@@ -50,7 +50,7 @@ def command(result: str, steps: int, timeout: float | None) -> None:
     click.echo(
         f"{config.label()} survived {outcome.measurement.optimizer_steps} optimizer steps in {format_seconds(outcome.seconds)}"
     )
-    click.echo(f"speed: {speed:.2f} samples/s ({format_percent(change)} against the search)")
+    click.echo(f"speed: {format_speed(speed)} samples/s ({format_percent(change)} against the search)")
     needed = memory.needed_bytes
     if needed is not None:
         click.echo(f"memory: {format_bytes(needed)} of {format_bytes(answer.memory_limit_bytes)}")

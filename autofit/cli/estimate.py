@@ -61,8 +61,7 @@ def command(
       autofit estimate --model bert-large-uncased --batch-size 8 --precision bf16 --gpu RTX-3090
       autofit estimate --model gpt2-xl --gpu A100-80GB --max-batch
     """
-    from rich.console import Console
-
+    from autofit.cli.console import AnswerConsole
     from autofit.devices.target import target_of
     from autofit.forecasts import estimation
     from autofit.problem.config import parse_precisions
@@ -97,13 +96,12 @@ def command(
     if as_json:
         click.echo(json.dumps(answer.to_json(), indent=2))
     else:
-        render_estimate(answer, Console())
+        render_estimate(answer, AnswerConsole())
 
 
 def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], *, as_json: bool) -> None:
     """The largest batch of every class; `choices` are keywords of `largest_batches`."""
-    from rich.console import Console
-
+    from autofit.cli.console import AnswerConsole
     from autofit.forecasts import largest
     from autofit.reports.estimate_report import render_largest
 
@@ -113,7 +111,7 @@ def _print_largest(workload: Workload, target: Target, choices: dict[str, Any], 
     if as_json:
         click.echo(json.dumps(largest.largest_json(found, target), indent=2))
     else:
-        render_largest(found, target, Console())
+        render_largest(found, target, AnswerConsole())
 
 
 def _one(names: tuple[str, ...] | None, flag: str) -> str | None:

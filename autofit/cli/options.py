@@ -66,7 +66,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
             return value
         names = tuple(dict.fromkeys(part.strip() for part in str(value).split(",") if part.strip()))
         if not names:
-            raise UserError(f"{_flag(param)} is empty", hint="leave it out to search all")
+            raise UserError(f"{_flag(param)} is empty", hint="leave it out, or name one")
         return names
 
 
@@ -216,8 +216,9 @@ def script_of(command: tuple[str, ...], values: dict[str, Any]) -> Workload:
     Raises:
         UserError: not a Python script, or an option that describes a model beside it.
     """
-    from autofit.problem.script_command import label, parse_command
+    from autofit.problem.script_command import check_program, label, parse_command
 
+    check_program(command)
     for flag, name in SCRIPT_DECIDES.items():
         if given(values, name):
             raise UserError(

@@ -80,6 +80,7 @@ def command(
 
     from rich.console import Console
 
+    from autofit.cli.console import AnswerConsole
     from autofit.reports.progress import live_observer
     from autofit.reports.report import render
     from autofit.search.tuning import run_search
@@ -89,8 +90,10 @@ def command(
     ) as observer:
         result = run_search(spec, study=study, observer=observer, landscape=landscape, predict=predict)
     result = replace(result, warnings=tuple(_named(warning, output) for warning in result.warnings))
-    result.save(output)
-    render(result, Console())
+    try:
+        result.save(output)
+    finally:  # a search is not run in vain because a disk is full
+        render(result, AnswerConsole())
     click.echo(f"written: {output}", err=True)
 
 

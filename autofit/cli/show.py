@@ -10,9 +10,8 @@ import click
 @click.option("--all", "everything", is_flag=True, help="Every trial, also in long tables.")
 def command(result: str, everything: bool) -> None:
     """Show the report of RESULT (best.json) again. Runs nothing."""
-    from rich.console import Console
-
+    from autofit.cli.console import AnswerConsole
     from autofit.reports.report import TRIAL_ROWS, render
     from autofit.results.result import load
 
-    render(load(result), Console(), trial_rows=None if everything else TRIAL_ROWS)
+    render(load(result), AnswerConsole(), trial_rows=None if everything else TRIAL_ROWS)

@@ -20,6 +20,7 @@ from autofit.problem.spec import MAX_EFFECTIVE_BATCH, Workload
 from autofit.processes.inputs import live_workload
 from autofit.processes.process import ProcessRunner
 from autofit.processes.protocol import Kind
+from autofit.units import format_bytes
 
 SCHEMA, VERSION = "autofit/estimate", 1
 ESTIMATE_TIMEOUT_SECONDS = 1800.0
@@ -93,6 +94,12 @@ class MemoryEstimate:
     confidence: str
     warnings: tuple[str, ...] = ()
     usual_error: float | None = 0.0
+
+    def __str__(self) -> str:
+        """The answer on one line; `autofit estimate` prints the parts of it."""
+        size = "" if self.memory_bytes is None else f" of {format_bytes(self.memory_bytes)}"
+        fits = {None: "", True: ", fits", False: ", does not fit"}[self.fits]
+        return f"{self.config.label()} on {self.device}: {format_bytes(self.device_used_bytes)}{size}{fits} ({self.confidence})"
 
     @property
     def spare_bytes(self) -> int | None:

@@ -32,10 +32,11 @@ class LargestBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatches:
-    """The answer to `--max-batch`: what it is about, and a row per class."""
+    """The answer to `--max-batch`: what it is about, and a row per class; of the divisors of `effective_batch`, or of any batches where that is None."""
 
     subject: Subject
     rows: tuple[LargestBatch, ...]
+    effective_batch: int | None = None
 
 
 def largest_batches(
@@ -88,7 +89,7 @@ def largest_batches(
                 [_whole(c) for c in configs if _fits_not(laws[law_class(setting, c)], effective_batch, room)]
             )
     rows = tuple(_row(setting, config, laws, room, effective_batch) for config in configs)
-    return LargestBatches(subject=Subject.of(setting), rows=rows)
+    return LargestBatches(subject=Subject.of(setting), rows=rows, effective_batch=effective_batch)
 
 
 def _whole(config: TrialConfig) -> TrialConfig:
@@ -130,6 +131,7 @@ def largest_json(found: LargestBatches, target: Target) -> dict[str, Any]:
         "schema": "autofit/largest-batch",
         "version": VERSION,
         "subject": asdict(found.subject),
+        "effective_batch": found.effective_batch,
         "device": target.name,
         "memory_bytes": target.memory_bytes,
         "rows": [asdict(row) for row in found.rows],

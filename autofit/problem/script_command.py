@@ -40,18 +40,12 @@ def parse_command(words: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UserError: not a Python script, several processes, another interpreter, or a file that is missing or not Python.
     """
-    if not words:
-        raise UserError("no script given", hint=EXAMPLE)
+    check_program(words)
     rest = list(words)
-    program = os.path.basename(rest[0])
-    if program in LAUNCHERS:
-        raise UserError(f"{program} starts several processes: script mode tunes one", hint=EXAMPLE)
-    if _PYTHON.fullmatch(program):
+    if _PYTHON.fullmatch(os.path.basename(rest[0])):
         _check_interpreter(rest.pop(0))
         while rest and rest[0] in HARMLESS:
             rest.pop(0)
-    elif not program.endswith(".py"):
-        raise UserError(f"{rest[0]!r} is not a Python command", hint=EXAMPLE)
     if not rest or rest[0] == "-":
         raise UserError(
             "python reads its program from standard input here: a script's name is missing", hint=EXAMPLE
@@ -66,6 +60,24 @@ def parse_command(words: Sequence[str]) -> tuple[str, ...]:
     else:
         read_script(rest[0])
     return tuple(rest)
+
+
+def check_program(words: Sequence[str]) -> None:
+    """Check that the words begin as a Python command does: others are more likely a slip in the options before it.
+
+    Raises:
+        UserError: no word, a launcher of several processes, or something else.
+    """
+    if not words:
+        raise UserError("no script given", hint=EXAMPLE)
+    program = os.path.basename(words[0])
+    if program in LAUNCHERS:
+        raise UserError(f"{program} starts several processes: script mode tunes one", hint=EXAMPLE)
+    if not _PYTHON.fullmatch(program) and not program.endswith(".py"):
+        raise UserError(
+            f"{words[0]!r} belongs to no option, and is no Python command",
+            hint=f"--model names a model; a script stands behind --: {EXAMPLE}",
+        )
 
 
 def read_script(path: str) -> ast.Module:

@@ -22,6 +22,7 @@ from autofit.errors import WorkerError
 from autofit.processes.child_environment import child_environment as child_environment
 
 PRELOAD_TIMEOUT_SECONDS = 180.0
+NAMES_PER_MESSAGE = 100
 BOOTSTRAP = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from autofit.children.{module} import main; main({call})"
 )
@@ -193,8 +194,12 @@ class ForkserverLauncher:
             self.read_messages(min(left, 1.0))
 
     def preload(self, modules: list[str]) -> None:
-        """Have the server import more modules (the model's own), so that children need not."""
-        self._control.send(json.dumps({"import": modules}).encode())
+        """Have the server import more modules (the model's own), so that children need not.
+
+        In messages of a few names each: a script that imports all of transformers has thousands, and a message has a longest length.
+        """
+        for first in range(0, len(modules), NAMES_PER_MESSAGE):
+            self._control.send(json.dumps({"import": modules[first : first + NAMES_PER_MESSAGE]}).encode())
 
     def remove_if_orphaned(self, directories: list[str]) -> None:
         """Have the server remove these should this process be killed."""
@@ -209,10 +214,10 @@ class ForkserverLauncher:
             socket.send_fds(self._control, [message], [request_fd, answer_write, log.fileno()])
         child = _ForkedChild(self, number, 0, answer_read)
         self._children[number] = child
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PRELOAD_TIMEOUT_SECONDS  # it may still be busy with `preload`
         while child.pid == 0:
             if time.monotonic() > deadline:
-                raise WorkerError("the fork server did not start a child in 30 s")
+                raise WorkerError(f"the fork server did not start a child in {PRELOAD_TIMEOUT_SECONDS:.0f} s")
             self.read_messages(1.0)
         return child
 

@@ -134,7 +134,8 @@ def render_largest(found: LargestBatches, target: Target, console: Console) -> N
     if any(row.batch_size is None for row in rows):
         legend.append("?: could not be predicted")
     if any(row.batch_size for row in rows):
-        legend.append(f"each is the largest that is predicted to fit, to the byte: one whose estimate leaves {round(100 * (1 - SPARE))} % of the memory free is sure to")
+        among = "" if found.effective_batch is None else f" divisor of the effective batch {found.effective_batch:,}"
+        legend.append(f"each is the largest{among} that is predicted to fit, to the byte: one whose estimate leaves {round(100 * (1 - SPARE))} % of the memory free is sure to")
     notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
     notes += [note for precision in dict.fromkeys(row.precision for row in rows) for note in unusual(precision, target)]
     if legend or notes or target.warnings:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from autofit.problem.config import TrialConfig
+from autofit.problem.config import Precision, TrialConfig
 from autofit.results.wording import ROLE_NAMES, cut, format_interval, format_speed, printable, says, wrapped
 from autofit.search.observer import Observer
+from autofit.trials.estimates import Estimate, estimate_of
+from autofit.trials.soundness import departed
 from autofit.trials.trial import OUTSIDE, Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 
@@ -75,8 +77,9 @@ class Tally:
         self._begin = clock()
         self._first: float | None = None
         self.spent_before = 0.0  #: of the budget of time, before the first trial
-        self._speeds: dict[TrialConfig, list[float]] = {}
-        self._infeasible: set[TrialConfig] = set()
+        self._runs: dict[TrialConfig, list[TrialRecord]] = {}  #: of configurations that may win
+        self._known: dict[TrialConfig, Estimate | None] = {}
+        self._unsound: frozenset[Precision] = frozenset()
         self.ran = self.skipped = self.settling = 0
 
     def now(self) -> float:
@@ -98,19 +101,19 @@ class Tally:
             self.ran += 1
         else:
             self.settling += 1
-        if record.outcome is Outcome.INFEASIBLE:
-            self._infeasible.add(record.config)
-        speed = record.samples_per_second
-        if speed is not None and record.why != OUTSIDE:
-            self._speeds.setdefault(record.config, []).append(speed)
+        self._unsound |= departed([record])
+        if record.role is not Role.EVALUATION and record.why != OUTSIDE:
+            runs = self._runs.setdefault(record.config, [])
+            runs.append(record)
+            self._known[record.config] = estimate_of(runs)
         after = self.best
         return after is not None and after[0] == record.config and (before is None or before[0] != after[0])
 
     @property
     def best(self) -> tuple[TrialConfig, float] | None:
-        """The fastest configuration that fits and may win, and the mean speed of its runs; None before any."""
-        means = {c: sum(s) / len(s) for c, s in self._speeds.items() if c not in self._infeasible}
-        return max(means.items(), key=lambda item: item[1]) if means else None
+        """The fastest configuration that fits and may win, at the speed that a report would show now; None before any."""
+        speeds = {c: e.samples_per_second for c, e in self._known.items() if e is not None and c.precision not in self._unsound}
+        return max(speeds.items(), key=lambda item: item[1]) if speeds else None
 
     def left(self) -> str:
         """`7 of 20 trials, 2 more to settle, 3 skipped, 1m 12s elapsed, 4m 03s left`."""
@@ -296,7 +299,7 @@ def record_line(record: TrialRecord) -> str:
         assert record.failure is not None
         return head + says(record.failure)
     interval = record.interval
-    spread = f" ({format_interval(interval)})" if interval is not None else ""
+    spread = f" (95 %: {format_interval(interval)})" if interval is not None else ""
     needed = record.measurement.memory.needed_bytes
     memory = f", {format_bytes(needed)}" if needed is not None else ""
     return f"{head}{format_speed(record.samples_per_second)} samples/s{spread}{memory}, {_clock_time(record.seconds)}"

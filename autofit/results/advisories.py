@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from autofit.devices.device import Device
 from autofit.problem.config import Precision, TrialConfig
 from autofit.results.result import Estimate, TuneResult, Warning
-from autofit.results.wording import format_percent, format_speed, says
-from autofit.trials.trial import LOADER_KNOBS, Outcome, Reason, Role, TrialRecord
+from autofit.results.wording import BASELINE_NAMES, format_percent, format_speed, says
+from autofit.trials.trial import LOADER_KNOBS, OUTSIDE, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
 
 NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
@@ -173,6 +173,24 @@ def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
             message=f"{100 * statistics.median(shares):.0f} % of the time goes into fetching data, not into training",
             next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
         )
+    ]
+
+
+def of_baselines(result: TuneResult) -> list[Warning]:
+    """A baseline that the search was told to leave out, and that is faster than what it found."""
+    faster = [
+        (BASELINE_NAMES.get(name, name), baseline.estimate)
+        for name, baseline in result.baselines.items()
+        if baseline.estimate is not None and baseline.estimate.interval.low > result.best.interval.high
+        if any(r.config == baseline.config and r.why == OUTSIDE for r in result.trials)
+    ]
+    return [
+        Warning(
+            code="faster_baseline",
+            message=f"faster than the winner, and outside of what was to be searched: {name} ({estimate.config.label()}), at {format_speed(estimate.samples_per_second)} samples/s",
+            next_step="search again with fewer of --precision, --optim, --checkpointing and --batch-size",
+        )
+        for name, estimate in sorted(faster, key=lambda found: -found[1].samples_per_second)[:1]
     ]
 
 

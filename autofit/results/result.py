@@ -103,6 +103,10 @@ class TuneResult:
         """The answer on one line; `autofit show` prints the report of a saved one."""
         return f"fastest that fits: {self.best.config.label()}, {self.best.samples_per_second:.4g} samples/s"
 
+    def __repr__(self) -> str:
+        """What a notebook shows: all of the fields fill pages."""
+        return f"<TuneResult: {self}>"
+
     def changes(self, config: TrialConfig) -> tuple[str, ...]:
         """Every way in which `config` changes the mathematics of the user's training; empty when it keeps it."""
         found = changes(

@@ -9,6 +9,7 @@ from autofit.problem.script_command import HIDDEN
 from autofit.processes.process import ProcessRunner
 from autofit.results.result import TuneResult
 from autofit.trials.runner import TrialRequest, TrialResult
+from autofit.units import format_seconds
 
 MAX_SECONDS = 7 * 86400.0
 
@@ -22,7 +23,7 @@ def confirm(
         result: from a search on a real device by model name (live objects do not travel in a file).
         steps: optimizer steps, at least 2.
         timeout_seconds: None = a week.
-        say: told what differs from the conditions of the search.
+        say: told what differs from the conditions of the search, and how long the run may take.
 
     Raises:
         UserError: the result came from live objects or a replay, or the device is not there.
@@ -45,9 +46,12 @@ def confirm(
         for name in ("torch", "transformers"):
             if facts["software"].get(name) != result.software.get(name):
                 say(f"note: searched with {name} {result.software.get(name)}, confirming with {facts['software'].get(name)}")
+        best = result.best
+        seconds = steps * best.config.effective_batch() / best.samples_per_second
+        say(f"running {steps} optimizer steps of {best.config.label()}: about {format_seconds(seconds)} at the speed of the search")
         return runner.run(
             TrialRequest(
-                config=result.best.config,
+                config=best.config,
                 memory_limit_bytes=result.memory_limit_bytes,
                 timeout_seconds=timeout_seconds or MAX_SECONDS,
                 full_length=True,

@@ -16,6 +16,7 @@ from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.problem.config import TrialConfig
 from autofit.problem.spec import SearchSpec
 from autofit.processes.process import ProcessRunner
+from autofit.results.wording import format_speed
 from autofit.search.scene import choose_device, data_identity, memory_limit, space_of
 from autofit.trials.landscape import ENFORCED, Landscape, Point, recorded
 from autofit.trials.measurement import Measurement
@@ -198,7 +199,7 @@ def _speed(config: TrialConfig, measurement: Measurement) -> str:
         gradient_accumulation_steps=config.gradient_accumulation_steps,
     )
     needed = measurement.memory.needed_bytes
-    return f"{speed:.2f} samples/s" + (f", {format_bytes(needed)}" if needed is not None else "")
+    return f"{format_speed(speed)} samples/s" + (f", {format_bytes(needed)}" if needed is not None else "")
 
 
 def in_order(configs: tuple[TrialConfig, ...], rounds: int, seed: int) -> Iterator[TrialConfig]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 
 from autofit.errors import StudyError
 from autofit.files import check_writable
+from autofit.units import format_bytes
 
 STUDY_NAME = "autofit"
 IDENTITY = "autofit:identity"
@@ -41,6 +43,24 @@ class _KernelLock(BaseJournalFileLock):
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal, which says in one line why nothing can be added to it."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append entries.
+
+        Raises:
+            StudyError: the file cannot be written any more.
+        """
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise StudyError(
+                f"study file {self._file_path!r} cannot be written: {error.strerror}",
+                hint="what it holds is kept: the same command goes on from there when it can be written again",
+            ) from error
 
 
 def open_study(
@@ -98,7 +118,7 @@ def _storage(path: Path) -> tuple[optuna.storages.BaseStorage, bool]:
     """The journal's storage, and whether our study is in it already."""
     entries = _entries(path) if path.exists() else []
     try:
-        backend = JournalFileBackend(str(path), lock_obj=_KernelLock(str(path)))
+        backend = _Journal(str(path), lock_obj=_KernelLock(str(path)))
         storage = optuna.storages.JournalStorage(backend)
         names = optuna.get_all_study_names(storage)
     except Exception as error:  # JSON lines that Optuna cannot replay: any error means the same to the user
@@ -132,9 +152,14 @@ def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | P
     if different:
         name = different[0]
         raise StudyError(
-            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {found.get(name)} there, {wanted.get(name)} here",
+            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {_said(name, found)} there, {_said(name, wanted)} here",
             hint=HINT_NEW,
         )
+
+
+def _said(name: str, identity: Mapping[str, Any]) -> str:
+    value = identity.get(name)
+    return format_bytes(value) if name == "memory_limit" and isinstance(value, int) else str(value)
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
+from transformers.training_args import OptimizerNames
 
 from autofit.errors import UserError
 from autofit.memory.events import Kind, Moment
@@ -50,6 +51,10 @@ def training_arguments(settings: StepSettings) -> TrainingArguments:
     kept = {k: v for k, v in settings.arguments.items() if k not in ("fp16", "bf16", "tf32")}
     kept |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     kept.setdefault("output_dir", tempfile.gettempdir())
+    if kept.get("optim") not in (None, *OptimizerNames):
+        raise UserError(
+            f"optim {kept['optim']} cannot be used: the installed transformers does not know it", hint="autofit doctor lists the optimizers"
+        )
     try:
         return TrainingArguments(**kept)
     except (ValueError, TypeError) as error:

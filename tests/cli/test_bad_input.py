@@ -108,6 +108,10 @@ AT_ONCE: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*SEARCH, "--study", "a-directory"), ("a-directory", "directory")),
     ((*SEARCH, "--study", "nowhere/s.journal"), ("nowhere",)),
     ((*SEARCH, "--study", "same.json", "--output", "./same.json"), ("same",)),
+    ((*SEARCH, "--timeout", "10", "m"), ("'m' belongs to no option", "-- python train.py")),
+    (("search", "bert-tiny", "--effective-batch", "8"), ("'bert-tiny' belongs to no option", "--model")),
+    ((*SEARCH, "--", "python", "train.py"), ("--model and a script",)),
+    ((*SEARCH, "--tune", ","), ("--tune is empty", "leave it out, or name one")),
     ((*SEARCH, "--no-such-option"), ("--no-such-option", "--help")),
     (("serch",), ("serch",)),
     (("search", "--replay", "missing.json"), ("missing.json",)),
@@ -199,6 +203,22 @@ def test_a_study_of_another_search_is_refused_and_left_as_it_was(place: Path) ->
     first = autofit("search", "--replay", "grid.json", "--study", "s.journal", "--output", "a.json", cwd=place)
     assert first.status == 0, first.stderr
     before = (place / "s.journal").read_bytes()
-    check(autofit("search", "--replay", "grid.json", "--study", "s.journal", "--memory", "1GB", "--output", "b.json", cwd=place), "memory limit")
+    check(autofit("search", "--replay", "grid.json", "--study", "s.journal", "--memory", "1GB", "--output", "b.json", cwd=place), "memory limit: 768.0 MiB there, 953.7 MiB here")
     assert (place / "s.journal").read_bytes() == before
     assert not (place / "b.json").exists()
+
+
+@pytest.mark.parametrize(("command", "can_go_on"), [("estimate", False), ("search", True), ("landscape", True)])
+def test_who_interrupts_is_told_to_go_on_where_that_can_be_done(
+    command: str, can_go_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for place in ("forecasts.estimation.estimate_all", "search.tuning.run_search", "search.recording.record_landscape"):
+        monkeypatch.setattr(f"autofit.{place}", interrupt)
+    words = (command, "--model", "bert-tiny", "--effective-batch", "8")
+    done = autofit_here(*words, cwd=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert (done.status, done.stdout) == (130, "")
+    assert done.stderr.strip().startswith("error: interrupted before there was an answer")
+    assert ("the same command goes on where it stopped" in done.stderr) == can_go_on

@@ -21,13 +21,16 @@ from pathlib import Path
 import pytest
 
 import autofit
+from autofit.errors import UserError
+from autofit.problem.spec import SearchSpec, Workload
 from autofit.results.result import TuneResult
+from autofit.search.tuning import run_search
 from autofit.study.study import RECORD
 from autofit.testing import simulated_landscape
 from autofit.trials.landscape import Landscape
 from autofit.trials.trial import Outcome, Role
 from autofit.units import GIB, format_bytes
-from tests.cli.runs import Run
+from tests.cli.runs import Run, autofit_here
 from tests.cli.runs import autofit as run_autofit
 from tests.process_table import gone_within
 from tests.searching import needed_bytes
@@ -205,11 +208,37 @@ def test_nothing_fits_is_exit_code_3_with_the_bytes_that_are_missing(grid: Path)
 def test_a_reader_that_goes_away_is_no_crash(grid: Path) -> None:
     line = f"{sys.executable} -c 'from autofit.cli import main; main()' search --replay {grid} --no-predict | head -n 1"
     done = subprocess.run(
-        ["bash", "-c", line], cwd=grid.parent, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-o", "pipefail", "-c", line], cwd=grid.parent, capture_output=True, text=True, timeout=120, check=False
     )
+    assert done.returncode == 0
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
     assert (grid.parent / "best.json").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", ["show best.json", "export best.json", "search --help"])
+def test_an_answer_that_finds_no_room_is_one_line(arguments: str, grid: Path) -> None:
+    spec = SearchSpec(workload=Workload(model="recorded"), effective_batch=36)
+    run_search(spec, landscape=Landscape.load(grid), predict=False).save(grid.parent / "best.json")
+    command = [*COMMAND, *arguments.split()]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=grid.parent, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["error: No space left on device", "hint: free some, or write to another disk"]
+
+
+def test_an_answer_that_cannot_be_written_is_shown(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise UserError("cannot write 'best.json': No space left on device")
+
+    monkeypatch.setattr("autofit.results.result.write_json", fail)
+    done = autofit_here("search", "--replay", grid, "--no-predict", cwd=grid.parent, monkeypatch=monkeypatch, capsys=capsys)
+    assert done.status == 2
+    assert "To use it" in done.stdout
+    assert done.stderr.endswith("error: cannot write 'best.json': No space left on device\n")
 
 
 def test_the_same_study_is_answered_from_its_records(grid: Path) -> None:

@@ -15,7 +15,7 @@ from autofit.forecasts.estimation import Subject, config_of, estimate, estimate_
 from autofit.forecasts.largest import largest_batches, largest_json
 from autofit.memory.cache import cache_directory
 from autofit.problem.config import Precision
-from autofit.units import GIB, MIB
+from autofit.units import GIB, MIB, format_bytes
 from tests import training
 from tests.estimates import (
     GPU,
@@ -86,6 +86,11 @@ def test_more_samples_take_more_and_checkpointing_takes_less() -> None:
         target(),
     )
     assert saving.peak_allocated_bytes < keeping.peak_allocated_bytes
+
+
+def test_an_estimate_is_printed_on_one_line() -> None:
+    answer = answers()[0]
+    assert str(answer) == f"{answer.config.label()} on {answer.device}: {format_bytes(answer.device_used_bytes)} of {format_bytes(answer.memory_bytes or 0)}, fits (traced)"
 
 
 def test_a_second_question_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

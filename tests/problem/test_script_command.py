@@ -63,7 +63,7 @@ def test_a_command_is_shown_as_a_shell_takes_it(script: Path) -> None:
         (("accelerate", "launch", "train.py"), "^accelerate starts several processes"),
         (("python", "-m", "torch.distributed.run", "train.py"), "^torch.distributed.run starts several processes"),
         (("python", "-m", "accelerate.commands.launch", "train.py"), "^accelerate.commands.launch starts several processes"),
-        (("bash", "train.sh"), "^'bash' is not a Python command$"),
+        (("bash", "train.sh"), "^'bash' belongs to no option, and is no Python command$"),
         (("python",), "standard input"),
         (("python", "-"), "standard input"),
         (("python", "-c", "print(1)"), "^the option '-c' of python"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit.children.forkserver import MESSAGE_BYTES
 from autofit.errors import UserError, WorkerError
 from autofit.processes.child_environment import QUIET, child_environment, visible_device
 from autofit.processes.launch import ForkserverLauncher
@@ -112,3 +115,17 @@ def test_a_server_that_dies_is_said_with_its_status(tmp_path: Path, monkeypatch:
             launcher.wait_ready()
     finally:
         launcher.close()
+
+
+def test_any_number_of_modules_is_asked_for_in_whole_messages() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    names = [f"transformers.models.model_{number}.modeling_model_{number}" for number in range(1_500)]
+    launcher = object.__new__(ForkserverLauncher)
+    launcher._control = ours
+    with ours, theirs:
+        launcher.preload(names)
+        ours.shutdown(socket.SHUT_WR)
+        received: list[str] = []
+        while data := theirs.recv(MESSAGE_BYTES):
+            received += json.loads(data)["import"]
+    assert received == names

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autofit.devices.target import target_of
 from autofit.forecasts.estimation import MemoryEstimate, Subject
-from autofit.forecasts.largest import LargestBatch, LargestBatches
+from autofit.forecasts.largest import LargestBatch, LargestBatches, largest_json
 from autofit.problem.adaptation import Adaptation, AdapterKind
 from autofit.problem.config import Precision, TrialConfig
 from autofit.reports.estimate_report import (
@@ -219,6 +219,14 @@ def test_signs_in_the_table_are_explained_and_a_reason_is_given_once() -> None:
     assert "not even a batch of 1 fits" in text
     assert "could not be predicted" in text
     assert text.count("it is paged") == 1
+
+
+def test_largest_batches_of_an_effective_batch_are_said_to_be_its_divisors() -> None:
+    out = io.StringIO()
+    found = LargestBatches(subject=SUBJECT, rows=tuple(_rows()), effective_batch=1536)
+    render_largest(found, target_of("T4", None), Console(file=out, width=200))
+    assert "each is the largest divisor of the effective batch 1,536 that is predicted to fit" in " ".join(out.getvalue().split())
+    assert largest_json(found, target_of("T4", None))["effective_batch"] == 1536
 
 
 def test_an_adapter_is_named_beside_the_model() -> None:

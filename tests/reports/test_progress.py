@@ -29,12 +29,14 @@ from autofit.reports.progress import (
     record_rows,
 )
 from autofit.search.observer import Timekeeper
+from autofit.trials.estimates import estimate_of
 from autofit.trials.trial import OUTSIDE, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import make_config, make_record
 
 FAST, SLOW = make_config(16, precision=Precision.BF16), make_config(8)
 ROOT = Path(__file__).parents[2]
+RUNS = ((100.0, Role.SEARCH), (80.0, Role.CONFIRMATION), (70.0, Role.PLAYOFF), (90.0, Role.PLAYOFF), (50.0, Role.CONFIRMATION))
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -80,7 +82,7 @@ def test_a_file_gets_one_plain_line_per_trial() -> None:
         observer.trial_ended(oom(1))
     note, first, second = target.getvalue().splitlines()
     assert note == "not searched: fp16"
-    assert first.startswith("trial 0: 8x8 fp32 adamw_torch_fused (defaults): 40.")
+    assert re.match(r"trial 0: 8x8 fp32 adamw_torch_fused \(defaults\): 40.\d+ samples/s \(95 %: [\d.]+ to [\d.]+\), ", first)
     assert "9.0 GiB, 4.2 s, best so far | 1 of 20 trials, 0.0 s elapsed, 5m 00s left" in first
     assert "did not fit: CUDA out of memory. Tried to allocate 2.00 GiB (in backward) | 2 of 20" in second
     assert "\x1b" not in target.getvalue()
@@ -143,6 +145,25 @@ def test_the_best_is_the_highest_mean_of_what_fits() -> None:
     assert not count.add(make_record(2, FAST, 90.0, jitter=0.0))
     assert count.best == (FAST, pytest.approx(95.0))
     assert not count.add(make_record(3, FAST, reason=Reason.OUT_OF_MEMORY))
+    assert count.best == (SLOW, pytest.approx(40.0))
+
+
+def test_the_best_has_the_speed_that_the_report_will_show() -> None:
+    records = [make_record(n, FAST, speed, jitter=0.0, role=role) for n, (speed, role) in enumerate(RUNS)]
+    count = tally()
+    for record in records:
+        count.add(record)
+        shown = estimate_of(records[: record.number + 1])
+        assert shown is not None
+        assert count.best == (FAST, shown.samples_per_second)
+
+
+def test_a_precision_that_departs_from_fp32_is_no_longer_the_best() -> None:
+    count = tally()
+    count.add(make_record(0, SLOW, 40.0, jitter=0.0))
+    count.add(make_record(1, FAST, 100.0, jitter=0.0))
+    count.add(make_record(2, FAST, reason=Reason.DEPARTS_FROM_FP32))
+    count.add(make_record(3, FAST.but(per_device_train_batch_size=8), 90.0))
     assert count.best == (SLOW, pytest.approx(40.0))
 
 
@@ -246,6 +267,7 @@ SCRIPT = """
 import sys, time
 from rich.console import Console
 from autofit.reports.progress import live_observer
+from autofit.trials.estimates import estimate_of
 from autofit.trials.trial import OUTSIDE, Role
 from tests.builders import make_config, make_record
 with live_observer(Console(stderr=True), trials=3) as observer:

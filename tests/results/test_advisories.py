@@ -11,7 +11,7 @@ from autofit.devices.device import MemoryHolder
 from autofit.problem.config import Precision, TrialConfig
 from autofit.results import advisories
 from autofit.results.result import Estimate, Warning, estimate_of
-from autofit.trials.trial import Reason, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import CPU, GPU, make_config, make_measurement, make_record, make_result
 
@@ -203,3 +203,14 @@ def test_weights_that_the_users_code_stores_in_16_bit_change_the_mathematics() -
     assert "float32" in str(warning.next_step)
     assert whole.label() in warning.message
     assert replace(result, model={"weights_dtype": "bfloat16"}).changes(half) == ()
+
+
+@pytest.mark.parametrize(("speed", "why", "said"), [(300.0, OUTSIDE, True), (300.0, None, False), (50.0, OUTSIDE, False)])
+def test_a_faster_baseline_that_was_not_to_be_searched_is_said(speed: float, why: str | None, said: bool) -> None:
+    defaults, found = make_config(8), make_config(8, gradient_checkpointing=True)
+    records = [make_record(0, defaults, speed, role=Role.DEFAULTS, why=why), make_record(1, found, 100.0)]
+    warnings = advisories.of_baselines(make_result(records, best=found, defaults=defaults))
+    assert [w.code for w in warnings] == (["faster_baseline"] if said else [])
+    for warning in warnings:
+        assert warning.message.startswith("faster than the winner, and outside of what was to be searched: the plain defaults (8x8 fp32")
+        assert "300" in warning.message

@@ -354,3 +354,8 @@ def test_keys_of_a_newer_estimate_are_ignored() -> None:
         config=CONFIG, samples_per_second=1.0, interval=Interval(low=0.5, high=1.5), runs=1, memory=Memory()
     )
     assert Estimate.from_json({**estimate.to_json(), "joules": 3}) == estimate
+
+
+def test_a_notebook_shows_the_answer_and_not_pages_of_fields() -> None:
+    result = make_result([make_record(0, make_config(8), 100.0, jitter=0.0)])
+    assert repr(result) == "<TuneResult: fastest that fits: 8x8 fp32 adamw_torch_fused, 100 samples/s>"

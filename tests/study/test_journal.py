@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -161,7 +162,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         ({"model": "gpt2 11aa"}, "another model: bert-tiny 3f2a there, gpt2 11aa here$"),
         ({"bitsandbytes": "0.50", "model": "gpt2 11aa"}, "another model: bert-tiny 3f2a there, gpt2 11aa here$"),
         ({"effective_batch": 16}, "another effective batch: 8 there, 16 here$"),
-        ({"memory_limit": 5}, f"another memory limit: {1 << 30} there, 5 here$"),
+        ({"memory_limit": 5}, "another memory limit: 1.0 GiB there, 5 B here$"),
         ({"task": "causal-lm"}, "another task: None there, causal-lm here$"),
         ({"torch": "2.13.0"}, "another torch: None there, 2.13.0 here$"),
     ],
@@ -276,3 +277,17 @@ class TestStoredIdentity:
     def test_a_directory_is_refused(self, tmp_path: Path) -> None:
         with refused("^study file .* cannot be read: Is a directory$", kind=StudyError):
             stored_identity(tmp_path)
+
+
+def test_a_disk_that_is_full_is_one_line_and_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "study.log"
+    study = opened_trials(path)
+    kept = [study.tell(proposal, make_record(0, proposal.config, 77.0)) for proposal in [study.ask()] if proposal.config is not None]
+    monkeypatch.setattr(JournalFileBackend, "append_logs", full)
+    with refused("^study file '.*study.log' cannot be written: No space left on device$", hint="the same command", kind=StudyError):
+        study.ask()
+    monkeypatch.undo()
+    assert list(opened_trials(path).records) == kept

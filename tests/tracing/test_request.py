@@ -122,7 +122,7 @@ def _message_of(sent: TraceRequest) -> str:
 
 
 def test_what_transformers_refuses_is_the_users_mistake() -> None:
-    assert "foo is not a valid OptimizerNames" in in_child(_message_of, request(config={"optim": "foo"}))
+    assert "optim foo cannot be used: the installed transformers does not know it" in in_child(_message_of, request(config={"optim": "foo"}))
     assert "nobody/nothing" in in_child(_message_of, request(model="nobody/nothing"))
 
 

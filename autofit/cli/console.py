@@ -1,0 +1,13 @@
+"""The console that the answer is printed on."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+
+class AnswerConsole(Console):
+    """stdout, whose reader may go away: rich would end the program with the exit code of a bug."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command line end as it does for every stream."""
+        raise BrokenPipeError
