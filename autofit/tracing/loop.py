@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import TrainingArguments
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_pt_utils import LabelSmoother
@@ -196,10 +197,10 @@ class TrainingLoop:
         batches = []
         for _ in range(self.settings.accumulation):
             host = self.subject.make_batch()
-            batch = {name: value.to(self.device) for name, value in host.items()}
-            self.tracer.classify(batch.values(), Kind.INPUTS)
+            batch: Batch = tree_map_only(Tensor, lambda value: value.to(self.device), host)
+            self.tracer.classify(tensors_of(batch), Kind.INPUTS)
             batches.append(batch)
-        if not self.accepts_loss_kwargs or "labels" not in batches[0]:
+        if not self.accepts_loss_kwargs or not isinstance(batches[0].get("labels"), Tensor):
             return batches, None
         labels = [batch["labels"][..., 1:] if self.shifts_labels else batch["labels"] for batch in batches]
         count = sum(label.ne(-100).sum() for label in labels)
@@ -253,6 +254,11 @@ class TrainingLoop:
         else:
             optimizer.step()
         self.tracer.classify(optimizer_tensors(optimizer), Kind.OPTIMIZER_STATE)
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """Those of a batch, in lists and mappings too."""
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def optimizer_tensors(optimizer: Any) -> list[Tensor]:

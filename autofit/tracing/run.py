@@ -13,7 +13,7 @@ from autofit.tracing.record import Runner, run_loop, trace_step
 def trace(request: TraceRequest, *, smooth: bool = False, costs: bool = True) -> Trace:
     """Trace two optimizer steps of `request` on fake tensors. Child processes only.
 
-    A Trainer class of the user's own is run itself, any other training goes through our loop.
+    A Trainer of the user's own, by its class or by what it is given, is run itself; any other training goes through our loop.
 
     Args:
         request: what to train and how.

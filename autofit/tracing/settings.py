@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from autofit.problem.config import PRECISION_FACTS, Precision
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]  #: tensors, for most; a collator may add what else the model's `forward` takes (`return_loss`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
 from transformers import (
     DataCollatorWithPadding,
     PreTrainedTokenizerBase,
@@ -37,10 +38,12 @@ from autofit.workload.data.collators import collator_of
 from autofit.workload.data.facts import worst_rows
 from autofit.workload.objects import LiveObjects
 from autofit.workload.quantised import CLASSES, compute_dtype, without_adapters
+from autofit.workload.subject import in_precision
 from autofit.workload.trial import argument_defaults
 
 OWN_KERNELS = ("flash_attention", "flex_attention")
 _PLAIN_PARAMETERS = (nn.Parameter, Tensor)
+_OF_EVALUATION = ("compute_metrics", "preprocess_logits_for_metrics")  #: arguments of a Trainer that training does not look at
 QUANTISED = "quantised layers run kernels of bitsandbytes, whose memory is known under LoRA on a CUDA device only"
 
 
@@ -171,7 +174,7 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest, model: nn.
         model: whose `forward` says which columns the Trainer keeps.
 
     Raises:
-        TraceUnavailable: the user's samples are not a mapping of tensors.
+        TraceUnavailable: the user's batches are no mapping.
     """
     objects, data = resolved.objects, resolved.data
     rows = data.rows() if data is not None else objects.train_dataset if objects is not None else None
@@ -182,8 +185,8 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest, model: nn.
         else:
             assert objects is not None
             batch = _collator(objects)([_columns(row, model, objects) for row in picked])
-        if not all(isinstance(value, Tensor) for value in batch.values()):
-            raise TraceUnavailable("the collator returns something other than tensors")
+        if not isinstance(batch, Mapping):
+            raise TraceUnavailable("the collator returns no mapping")
         return dict(batch)
     weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
     batch = batches.make_batch(
@@ -218,21 +221,31 @@ def _columns(row: Any, model: nn.Module, objects: LiveObjects) -> Any:
 
 
 def _like(host: Batch) -> Batch:
-    return {name: torch.empty(value.shape, dtype=value.dtype) for name, value in host.items()}
+    found: Batch = tree_map_only(Tensor, lambda value: torch.empty(value.shape, dtype=value.dtype), host)
+    return found
 
 
 def trainer_of(request: TraceRequest) -> tuple[type[Trainer], dict[str, Any]] | None:
-    """The user's own Trainer class and its further constructor arguments; None when there is none."""
+    """The Trainer class to run and its further constructor arguments; None where they are none of the user's own, so that our loop does as it does."""
     extra = _extra(resolve(request.workload))
-    cls = extra.get("trainer_cls")
-    if cls is not None and any(base.__module__.startswith("trl.") for base in cls.__mro__):
+    cls = extra.get("trainer_cls") or Trainer
+    if any(base.__module__.startswith("trl.") for base in cls.__mro__):
         raise TraceUnavailable("TRL's Trainers prepare data and loss in their own way: their memory is learned from trials")
     given = dict(extra.get("trainer_arguments") or {})
     if (given.get("optimizers") or (None,))[0] is not None:
         raise TraceUnavailable("the optimizer is an object of its own, whose parameters are not those of a trace")
-    if given.get("optimizer_cls_and_kwargs") is not None:
-        return cls or Trainer, given
-    return None if cls is None or cls is Trainer else (cls, given)
+    if cls is Trainer and not any(value is not None for name, value in given.items() if name not in _OF_EVALUATION):
+        return None
+    copies = {name: _copied(value) if isinstance(value, nn.Module) else value for name, value in given.items()}
+    own = in_precision(copies, request.config.precision)
+    processing = extra.get("processing_class")
+    return cls, own if processing is None else {"processing_class": processing, **own}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A module over the same weights, for one trace to move: the next finds the original where it was."""
+    weights: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+    return copy.deepcopy(module, weights)
 
 
 def _extra(resolved: models.ResolvedModel) -> dict[str, Any]:

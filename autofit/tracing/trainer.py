@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch import nn
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -22,7 +23,7 @@ from autofit.memory.events import Kind, Moment
 from autofit.memory.request import TraceUnavailable
 from autofit.problem.arguments import SILENT_ARGUMENTS, checkpointing_name
 from autofit.processes.protocol import SCRATCH
-from autofit.tracing.loop import UNTRACEABLE, in_loading_order, optimizer_tensors
+from autofit.tracing.loop import UNTRACEABLE, in_loading_order, optimizer_tensors, tensors_of
 from autofit.tracing.optimizers import without_kernels
 from autofit.tracing.settings import StepSettings, StepSubject
 from autofit.tracing.tracer import StorageTracer
@@ -100,7 +101,7 @@ class _Watch:
         self.mark(Moment.INPUT)
         found = original(*args, **kwargs)
         for batch in found[0]:
-            self.tracer.classify((v for v in batch.values() if isinstance(v, torch.Tensor)), Kind.INPUTS)
+            self.tracer.classify(tensors_of(batch), Kind.INPUTS)
         return found
 
     def _training_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -162,6 +163,8 @@ def train(
             data_collator=lambda _rows: subject.make_batch(),
             **keywords,
         )
+        others = [m for m in vars(trainer).values() if isinstance(m, nn.Module) and m is not model]  # a teacher's, a reference model's
+        tracer.classify((p for module in others for p in module.parameters()), Kind.WEIGHTS)
         for callback in (PrinterCallback, ProgressCallback):
             trainer.remove_callback(callback)
         make = trainer.create_optimizer

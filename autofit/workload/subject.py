@@ -114,7 +114,7 @@ def subject_of(resolved: models.ResolvedModel, config: TrialConfig, *, device: s
         dataset=_repeated(given) if given is not None else _synthetic(resolved),
         collator=collator if collator is not None or given is not None else batches.collator(resolved, weight_dtype=weight_dtype),
         trainer_cls=extra.get("trainer_cls") or Trainer,
-        trainer_arguments=_in_precision(extra.get("trainer_arguments") or {}, config.precision),
+        trainer_arguments=in_precision(extra.get("trainer_arguments") or {}, config.precision),
         base_arguments=extra.get("arguments") or {},
         arguments_cls=class_of(extra),
         built_here=not live,
@@ -146,7 +146,7 @@ def is_huggingface(data: Any) -> bool:
     return type(data).__module__.startswith("datasets.")
 
 
-def _in_precision(keywords: Mapping[str, Any], precision: Precision) -> dict[str, Any]:
+def in_precision(keywords: Mapping[str, Any], precision: Precision) -> dict[str, Any]:
     """Keywords of the Trainer with models among them (a reference model) in the dtype of the trained one."""
     if precision is not Precision.PURE_BF16:
         return dict(keywords)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, MixtralConfig
+from transformers import BertConfig, BertForSequenceClassification, MixtralConfig, Trainer
 
+from autofit.memory.events import Kind
 from autofit.memory.law import MemoryLaw
 from autofit.memory.request import TraceRequest
 from autofit.problem.config import TrialConfig
@@ -95,3 +97,66 @@ def test_a_model_with_experts_is_traced_or_refused_with_a_reason(precision: str,
 def _precise(workload: Workload, precision: str) -> dict[str, Any]:
     config = TrialConfig(per_device_train_batch_size=4, precision=precision)  # type: ignore[arg-type]
     return estimate_worker.answer([TraceRequest(workload=workload, config=config, batch=4)], (2, 4))[0]
+
+
+def wasteful_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Keeps exponentials of the logits for backward, 16 times over."""
+    return sum((outputs["logits"] * i).exp().mean() for i in range(16))  # type: ignore[return-value]
+
+
+def test_a_loss_of_the_users_own_is_in_the_peak(tmp_path: Path) -> None:
+    labels = 20_000
+    config = BertConfig(**{**SMALL.to_dict(), "num_labels": labels})
+    given = {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1] * 4, "labels": 1}] * 8}
+    plain = _peak(in_child(_answer, _workload(tmp_path / "a.pkl", **given)))
+    own = _peak(in_child(_answer, _workload(tmp_path / "b.pkl", **given, trainer_arguments={"compute_loss_func": wasteful_loss})))
+    assert own - plain > 12 * 64 * labels * 4
+
+
+class Distilling(Trainer):
+    """Holds a second model on the device, and asks its tokenizer."""
+
+    def __init__(self, *args: Any, teacher: nn.Module, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.teacher = teacher.to(self.args.device).eval()
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        assert self.processing_class.pad_token_id == 0
+        with torch.no_grad():
+            self.teacher(**inputs)
+        return model(**inputs)["loss"]
+
+
+def test_a_second_model_of_the_users_trainer_is_in_the_peak(tmp_path: Path) -> None:
+    teacher = BertForSequenceClassification(BertConfig(**{**SMALL.to_dict(), "vocab_size": 50_000}))
+    given = {"model": BertForSequenceClassification(SMALL), "train_dataset": ROWS, "data_collator": stack}
+    plain = _peak(in_child(_answer, _workload(tmp_path / "a.pkl", **given)))
+    own = {"trainer_cls": Distilling, "trainer_arguments": {"teacher": teacher}, "processing_class": SimpleNamespace(pad_token_id=0)}
+    answer = in_child(_answer, _workload(tmp_path / "b.pkl", **given, **own))
+    assert _peak(answer) - plain > 0.95 * sum(p.numel() * 4 for p in teacher.parameters())
+    base = MemoryLaw.from_json(answer["law"]).base
+    assert sum(size for size, kind in zip(base.sizes, base.kinds) if kind is Kind.WEIGHTS) > sum(p.numel() * 4 for p in teacher.parameters())
+
+
+class Switched(nn.Module):
+    """Takes a switch and a list beside its tensors, as `CLIPModel` and detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, labels: list[torch.Tensor], return_loss: bool = False) -> dict[str, torch.Tensor]:
+        assert return_loss is True
+        return {"loss": self.linear(x).sum() + sum(self.linear(label).sum() for label in labels)}
+
+
+def switched(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """A collator that adds what is no tensor."""
+    return {"x": torch.ones(len(rows), 4), "labels": [torch.ones(len(rows), 4)], "return_loss": True}
+
+
+@pytest.mark.parametrize("own", [{}, {"trainer_cls": type("Mine", (Trainer,), {})}], ids=["loop", "trainer"])
+def test_a_batch_may_hold_more_than_tensors(own: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"x": torch.ones(4), "labels": torch.tensor(0)} for _ in range(8)]
+    workload = _workload(tmp_path / "a.pkl", model=Switched(), train_dataset=rows, data_collator=switched, **own)
+    assert in_child(_answer, workload)["reason"] is None
