@@ -184,7 +184,8 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest, model: nn.
             batch = _collator(objects)([_columns(row, model, objects) for row in picked])
         if not all(isinstance(value, Tensor) for value in batch.values()):
             raise TraceUnavailable("the collator returns something other than tensors")
-        return dict(batch)
+        more = len(picked) > request.batch
+        return {name: value[: request.batch] if more and value.shape[:1] == (len(picked),) else value for name, value in batch.items()}
     weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
     batch = batches.make_batch(
         resolved, request.batch, request.seq_len, weight_dtype=weight_dtype, padded=request.padded
