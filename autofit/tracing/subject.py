@@ -187,7 +187,9 @@ def host_batch(resolved: models.ResolvedModel, request: TraceRequest, model: nn.
             batch = _collator(objects)([_columns(row, model, objects) for row in picked])
         if not isinstance(batch, Mapping):
             raise TraceUnavailable("the collator returns no mapping")
-        return dict(batch)
+        if len(picked) == request.batch:
+            return dict(batch)
+        return dict(tree_map_only(Tensor, lambda value: value[: request.batch] if value.shape[:1] == (len(picked),) else value, dict(batch)))
     weight_dtype = PRECISION_FACTS[request.config.precision].weight_dtype
     batch = batches.make_batch(
         resolved, request.batch, request.seq_len, weight_dtype=weight_dtype, padded=request.padded

@@ -282,7 +282,7 @@ def attached_clock(
     """The clock of a trial on its Trainer, fed by `feed`: uneven data begins with the longest batch, and needs several batches."""
     window = window_of(request)
     whole = request.full_length or request.optimizer_steps is not None
-    if feed.uneven and not whole:
+    if feed.may_differ and not whole:
         window = uneven_window(window)
     clock = StepClock(
         window,

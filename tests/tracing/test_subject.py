@@ -11,7 +11,14 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, MixtralConfig, Trainer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MixtralConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+)
 
 from autofit.memory.events import Kind
 from autofit.memory.law import MemoryLaw
@@ -19,6 +26,8 @@ from autofit.memory.request import TraceRequest
 from autofit.problem.config import TrialConfig
 from autofit.problem.spec import Workload
 from autofit.tracing import estimate_worker
+from autofit.tracing.subject import host_batch
+from autofit.workload import models
 from tests.tracing.child import in_child
 
 SMALL = BertConfig(
@@ -64,6 +73,21 @@ def test_label_smoothing_of_the_users_own_arguments_is_in_the_peak(tmp_path: Pat
         in_child(_answer, _workload(tmp_path / "b.pkl", **given, arguments={"label_smoothing_factor": 0.1}))
     )
     assert smooth > plain
+
+
+def test_a_single_row_is_traced_as_long_as_the_rows_of_larger_batches(tmp_path: Path) -> None:
+    def padded(rows: list[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        return {name: torch.nn.utils.rnn.pad_sequence([torch.tensor(row[name]) for row in rows], batch_first=True) for name in rows[0]}
+
+    config = T5Config(vocab_size=5000, d_model=32, d_ff=64, d_kv=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    rows = [{"input_ids": [1] * n, "labels": [1] * m} for n, m in [(5, 4), (300, 2), (2, 200)]]
+    workload = _workload(tmp_path / "a.pkl", model=T5ForConditionalGeneration(config), train_dataset=rows, data_collator=padded)
+    resolved = models.resolve(workload)
+    assert resolved.objects is not None
+    for size in (1, 2, 3):
+        request = TraceRequest(workload=workload, config=TrialConfig(per_device_train_batch_size=size), batch=size)
+        batch = host_batch(resolved, request, resolved.objects.model)  # type: ignore[arg-type]
+        assert {name: tuple(value.shape) for name, value in batch.items()} == {"input_ids": (size, 300), "labels": (size, 200)}
 
 
 class Asks(nn.Module):

@@ -159,6 +159,21 @@ def test_even_rows_have_no_prelude_and_are_measured_as_ever(tmp_path: Path) -> N
     assert data_facts(feed, clock)["data"]["padding_share"] == 0.0
 
 
+@pytest.mark.parametrize(("lengths", "alike"), [([5, 50, 20, 90] * 20, False), ([20] * 80, True)])
+def test_batches_of_a_stream_are_told_apart_by_what_the_model_got(lengths: list[int], alike: bool, tmp_path: Path) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([Sentences(lengths)[i] for i in range(len(lengths))])
+
+    clock, feed = train(tmp_path, Stream(), pad, steps=8, batch=1)
+    assert feed.may_differ, "a median would forget the long ones"
+    sizes = measured_sizes(feed, clock)
+    assert (sizes is None) == alike
+    if sizes is not None:
+        assert list(sizes.measured) == [float(count.padded) for count in clock.counts]
+        assert sizes.mean is None
+
+
 def test_a_loader_of_the_users_own_is_measured_as_it_comes_and_the_record_says_so(tmp_path: Path) -> None:
     class Other(torch.utils.data.Dataset[Any]):
         def __init__(self, inner: Any) -> None:

@@ -43,12 +43,13 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
 
 
 def worst_rows(dataset: Any, count: int) -> list[int]:
-    """Indices of `count` rows that make a batch as long as the worst of any size: the longest row, or the longest input and the longest target in turn."""
+    """Indices of `count` rows that make a batch as long as the worst of any size: the longest row, or the longest input and the longest target in
+    turn. For one row that cannot be both, the two: each row of what they make is as long as the worst."""
     lengths = lengths_of(dataset)
     if lengths is None:
         return [i % len(dataset) for i in range(count)]
-    longest = lengths.longest_batch(2 if lengths.targets.any() and count > 1 else 1)
-    return [longest[i % len(longest)] for i in range(count)]
+    longest = [row for batch in lengths.longest_batches(1) for row in batch]
+    return [longest[i % len(longest)] for i in range(max(count, len(longest)))]
 
 
 def _length_column(resolved: ResolvedModel) -> str:

@@ -133,10 +133,12 @@ class DataFeed:
     Args:
         lengths: of its training rows; None = not known.
         target_accumulation: of the configuration, which a trial may shorten: samplers that group rows by their lengths look at it.
+        user_data: whether the rows are somebody's: then they may differ where their lengths are not known.
     """
 
-    def __init__(self, lengths: Lengths | None, *, target_accumulation: int) -> None:
+    def __init__(self, lengths: Lengths | None, *, target_accumulation: int, user_data: bool = True) -> None:
         self.lengths, self._target = lengths, target_accumulation
+        self.may_differ = user_data and (lengths is None or lengths.uneven)
         self._loader: Any = None
         self._in_prelude: Callable[[], bool] = lambda: False
         self.plan = Plan()
@@ -242,7 +244,7 @@ def feed_of(trainer: Trainer, config: TrialConfig, *, user_data: bool) -> DataFe
     """
     column = str(getattr(trainer.args, "length_column_name", LENGTH))
     lengths = lengths_of(trainer.train_dataset, length_column=column) if user_data else None
-    return DataFeed(lengths, target_accumulation=config.gradient_accumulation_steps)
+    return DataFeed(lengths, target_accumulation=config.gradient_accumulation_steps, user_data=user_data)
 
 
 def uneven_window(window: Window) -> Window:
@@ -253,16 +255,17 @@ def uneven_window(window: Window) -> Window:
 
 
 def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
-    """Sizes of the measured batches; None for even data, whose batches are alike.
+    """Sizes of the measured batches; None for batches that are alike.
 
     They are the plan's where the sampler's batches were followed, else what the model really got (then those of an epoch are not known).
     """
-    if not feed.uneven or feed.lengths is None:
-        return None
     numbers, seen = _followed(feed, clock), tuple(float(count.padded) for count in clock.counts)
+    count = len(clock.samples.batch)
+    counted = seen if len(seen) == count else (1.0,) * count
+    if not feed.uneven or feed.lengths is None:
+        return BatchSizes(measured=counted) if len(set(counted)) > 1 else None
     if numbers is None:
-        count = len(clock.samples.batch)
-        return BatchSizes(measured=seen if len(seen) == count else (1.0,) * count)
+        return BatchSizes(measured=counted)
     padded = _pads(feed.plan, numbers, seen)
     plan = feed.plan.padded if padded else feed.plan.flat
     shown = feed.lengths.batch_sizes(np.array(feed.last_shown), padded=padded) if feed.shown else None
