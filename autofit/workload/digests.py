@@ -17,16 +17,24 @@ _NOT_IDENTITY = ("transformers_version", "_name_or_path", "dtype", "use_cache", 
 
 def config_digest(config: PretrainedConfig, adaptation: Adaptation | None = None) -> str:
     """Of the model that a config makes."""
-    values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
-    return _adapted(digest_of(json_able(values)), adaptation)
+    return _adapted(digest_of(_values(config)), adaptation)
 
 
 def module_digest(model: torch.nn.Module, adaptation: Adaptation | None = None) -> str:
-    """Of a live module: its class, and its parameters' names, shapes, dtypes, and which of them are frozen."""
+    """Of a live module: its class, its parameters' names, shapes, dtypes, and which of them are frozen, and its config where it has one."""
     shapes = [
         (name, tuple(p.shape), str(p.dtype), *(() if p.requires_grad else ("frozen",))) for name, p in model.named_parameters()
     ]
-    return _adapted(digest_of([type(model).__name__, shapes]), adaptation)
+    config = getattr(model, "config", None)
+    values = [_values(config)] if isinstance(config, PretrainedConfig) else []
+    return _adapted(digest_of([type(model).__name__, shapes, *values]), adaptation)
+
+
+def _values(config: PretrainedConfig) -> Any:
+    """What of a config decides about its model; the attention where one is chosen, which `to_dict` leaves out."""
+    values = {k: v for k, v in config.to_dict().items() if k not in _NOT_IDENTITY}
+    attention = config._attn_implementation
+    return json_able(values if attention is None else {**values, "attn_implementation": attention})
 
 
 def json_able(value: Any) -> Any:

@@ -31,7 +31,6 @@ def _head() -> PreTrainedModel:
 def test_a_preset_becomes_a_model_for_its_default_task() -> None:
     resolved = models.resolve(Workload(model="bert-tiny"))
     assert (resolved.source, resolved.task, resolved.seq_len) == ("preset", Task.SEQUENCE_CLASSIFICATION, 512)
-    assert resolved.warnings == ()
     model = models.build(resolved, device="cpu")
     assert type(model).__name__ == "BertForSequenceClassification"
     assert model.training
@@ -151,6 +150,17 @@ def test_equal_configs_have_equal_digests_wherever_they_come_from(tmp_path: Path
     assert tiny.resolved("bert", hidden_size=128).digest != resolved.digest
 
 
+@pytest.mark.parametrize("change", [{"attn_implementation": "eager"}, {"num_attention_heads": 2, "num_key_value_heads": 2}], ids=str)
+@pytest.mark.parametrize("live", [False, True])
+def test_what_no_shape_of_a_parameter_shows_is_part_of_the_digest(live: bool, change: dict[str, Any]) -> None:
+    def digest(**changes: Any) -> str:
+        config = tiny.config("llama", **{"num_key_value_heads": 4, **changes})
+        objects = LiveObjects(model=_causal(config)) if live else LiveObjects(config=config)
+        return models.resolve_with(Workload(model="<mine>"), objects).digest
+
+    assert digest() == digest() != digest(**change)
+
+
 def test_facts_tell_the_parent_what_it_needs_as_json() -> None:
     facts = models.facts(models.resolve(Workload(model="gpt2")))
     assert facts["n_params"] == facts["n_trainable_params"] == 124_439_808
@@ -176,7 +186,7 @@ def test_facts_of_a_large_model_cost_no_memory() -> None:
 
 def test_a_config_object_builds_like_a_name() -> None:
     resolved = tiny.resolved("gpt2", seq_len=16)
-    assert (resolved.source, resolved.task, resolved.warnings) == ("object", Task.CAUSAL_LM, ())
+    assert (resolved.source, resolved.task) == ("object", Task.CAUSAL_LM)
     assert type(models.build(resolved, device="cpu")).__name__ == "GPT2LMHeadModel"
 
 

@@ -25,7 +25,7 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
     if objects is None or objects.train_dataset is None:
         return {"sample_length": resolved.seq_len}
     if not is_map_style(objects.train_dataset):
-        return {"sample_length": None, "warnings": [*resolved.warnings, STREAM]}
+        return {"sample_length": None, "warnings": [STREAM]}
     lengths = lengths_of(objects.train_dataset, length_column=_length_column(resolved))
     if lengths is None:
         return {"sample_length": None}
