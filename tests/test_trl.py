@@ -25,7 +25,7 @@ from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.problem.adaptation import peft_config_json
 from autofit.problem.config import Precision
 from autofit.problem.spec import Workload
-from autofit.processes.objects import ObjectFile, arguments_class, kept_arguments
+from autofit.processes.objects import ObjectFile, arguments_class, kept_arguments, sent_arguments
 from autofit.processes.process import ProcessRunner
 from autofit.results.export import export
 from autofit.results.result import TuneResult, load
@@ -34,8 +34,10 @@ from autofit.search.tuning import tune
 from autofit.tracing.run import trace
 from autofit.trials.runner import TrialRequest
 from autofit.trials.trial import Outcome
+from autofit.workload.describe import describe_model
 from autofit.workload.user_arguments import argument_defaults, effective_defaults, own_class, trained_as
 from tests.one_search import ONE
+from tests.refusals import refused
 from tests.scripts.place import CONFIG
 from tests.workload import tiny
 
@@ -100,6 +102,19 @@ def test_the_memory_of_trls_trainers_is_not_traced_and_the_reason_is_said() -> N
         request = TraceRequest(workload=workload, config=CONFIG, batch=2, device_type="cpu")
         with pytest.raises(TraceUnavailable, match="TRL's Trainers"):
             trace(request)
+
+
+def test_keywords_of_a_model_that_autofit_builds_itself_are_refused_in_the_arguments(tmp_path: Path) -> None:
+    args = SFTConfig(output_dir=str(tmp_path), model_init_kwargs={"dtype": "bfloat16"}, use_cpu=True, bf16=False)
+    rows = Dataset.from_dict({"text": TEXTS})
+    for given in (tiny.config("llama"), model()):
+        with ObjectFile({"model": given, "train_dataset": rows, "trainer_cls": SFTTrainer, **sent_arguments(args)}) as file:
+            workload = Workload(model="<mine>", task="causal-lm", seq_len=8, objects_path=file.path)
+            if isinstance(given, torch.nn.Module):  # TRL itself says that it does not look at them
+                assert describe_model(workload, cpu=True)[0]["source"] == "object"
+                continue
+            with refused("^SFTConfig holds model_init_kwargs", hint="pure_bf16"):
+                describe_model(workload, cpu=True)
 
 
 # -- live objects -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,14 @@ from autofit.workload.evaluation import data_label
 from autofit.workload.scripts.facts import describe_script
 from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import makes_own_optimizer
-from autofit.workload.user_arguments import argument_defaults, class_of, own_class, scalars, trained_as
+from autofit.workload.user_arguments import (
+    argument_defaults,
+    class_of,
+    own_class,
+    refuse_model_keywords,
+    scalars,
+    trained_as,
+)
 
 PACKAGES = ("torch", "transformers", "accelerate", "optuna", "bitsandbytes", "datasets", "numpy", "peft", "trl")
 IMPORTED = ("bitsandbytes",)
@@ -102,9 +109,11 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     if workload.script is not None:
         return describe_script(workload, cpu=cpu), [name for name in sys.modules if name.startswith("transformers.models.")]
     resolved = models.resolve(workload)
+    objects = resolved.objects
+    if objects is not None and not objects.is_live:
+        refuse_model_keywords(objects.extra)
     facts = models.facts(resolved)
     facts |= describe_data(resolved)
-    objects = resolved.objects
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
     facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
     if objects is not None and makes_own_optimizer(resolved):

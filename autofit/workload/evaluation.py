@@ -17,7 +17,9 @@ from torch.utils.data import IterableDataset, Subset
 from transformers import Trainer
 from transformers import trainer as trainer_module
 
+from autofit.errors import UserError
 from autofit.workload.data.scan import is_map_style, lengths_of
+from autofit.workload.loader import batch_size_of
 from autofit.workload.sources import first_line
 
 BATCHES = 3  #: tried: one alone, one beside what another left behind, and one more
@@ -44,6 +46,9 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
         `batch`, `batches`, `rows` (of the largest whole evaluation set; None for a stream), `longest`, `gathered_bytes_per_row`,
         `loss_only` (nothing but the loss is kept), `concatenates`, `accumulation_steps` (as the user has it), `metric_error` (of
         `compute_metrics`, on these rows), `seconds`.
+
+    Raises:
+        UserError: the Trainer's own loader gives batches of another size.
     """
     args = trainer.args
     given = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
@@ -142,12 +147,30 @@ def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> I
 
 @contextlib.contextmanager
 def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
-    """Have every set get a loader of its own: persistent workers would serve the first set again."""
+    """Have every set get a loader of its own, in batches as asked for: persistent workers would serve the first set again.
+
+    Raises:
+        UserError: a loader's batches are of another size, so that what is seen says nothing of the batch that was asked for.
+    """
     persistent, trainer.args.dataloader_persistent_workers = trainer.args.dataloader_persistent_workers, False
+    make, asked = trainer.get_eval_dataloader, trainer.args.eval_batch_size
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        loader = make(*args, **kwargs)
+        given = batch_size_of(loader)
+        if given not in (None, asked):
+            raise UserError(
+                f"{type(trainer).__name__}.get_eval_dataloader gives batches of {given} rows, whatever per_device_eval_batch_size says",
+                hint="use self.args.eval_batch_size there",
+            )
+        return loader
+
+    trainer.get_eval_dataloader = checked  # type: ignore[method-assign]
     try:
         yield
     finally:
         trainer.args.dataloader_persistent_workers = persistent
+        trainer.get_eval_dataloader = make  # type: ignore[method-assign]
 
 
 def longest_rows(data: Any, wanted: int, *, name: str = "") -> tuple[Any, int | None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from autofit.errors import UserError
 from autofit.problem.adaptation import peft_config_json
 from autofit.problem.arguments import CHECKPOINTING_NAMES
 from autofit.workload.digests import digest_of, json_able
@@ -61,6 +62,19 @@ def effective_defaults(cls: type[TrainingArguments], *, cpu: bool) -> dict[str, 
 def class_of(extra: Mapping[str, Any]) -> type[TrainingArguments]:
     """The class of the user's arguments among the live objects; the plain one when there are none."""
     return extra.get("arguments_cls") or TrainingArguments
+
+
+def refuse_model_keywords(extra: Mapping[str, Any]) -> None:
+    """Refuse what the user's arguments say of loading the model (TRL's `model_init_kwargs`): one that has only a name is built here, without them.
+
+    Raises:
+        UserError: they say something.
+    """
+    if (extra.get("arguments") or {}).get("model_init_kwargs"):
+        raise UserError(
+            f"{class_of(extra).__name__} holds model_init_kwargs, which do not reach a model that autofit builds from a name or a config",
+            hint='load the model with them and hand that over, or say it here: precision="pure_bf16", attn_implementation=..., quantize=...',
+        )
 
 
 def trained_as(facts: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:

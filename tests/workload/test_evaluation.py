@@ -72,11 +72,11 @@ def test_data_has_a_short_label() -> None:
     assert data_label({"a": ROWS[:1], "b": Stream()}) == "a: list of 1 rows, b: Stream of unknown length"
 
 
-def trainer(tmp_path: Path, *, eval_dataset: Any, **more: Any) -> Trainer:
+def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:
     options = {"per_device_eval_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
     arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_"))}
     model = BertForSequenceClassification(MODEL)
-    made = Trainer(
+    made = trainer_cls(
         model=model,
         args=TrainingArguments(str(tmp_path), **options, **arguments),
         eval_dataset=eval_dataset,
@@ -95,6 +95,19 @@ def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def count(prediction: Any, compute_result: bool = True) -> dict[str, float]:
     return {"rows": float(len(prediction.predictions))}
+
+
+class Threes(Trainer):
+    """Evaluates in batches of its own size."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return torch.utils.data.DataLoader(self.eval_dataset, batch_size=3, collate_fn=self.data_collator)  # type: ignore[arg-type]
+
+
+def test_batches_of_another_size_than_was_asked_for_are_refused(tmp_path: Path) -> None:
+    made = trainer(tmp_path, eval_dataset=ROWS, trainer_cls=Threes)
+    with refused("^Threes.get_eval_dataloader gives batches of 3 rows", hint="eval_batch_size"):
+        evaluate(made)
 
 
 LOSS = 4  #: one float a row (the loss is repeated for each)
