@@ -29,7 +29,7 @@ def parse_size(text: str | int, *, what: str = "size") -> int:
         what: the option's name, for the message.
 
     Raises:
-        UserError: not a size, not positive, or beyond an exbibyte.
+        UserError: not a size, not positive, beyond an exbibyte, or a number of bytes below a mebibyte.
     """
     hint = "write it as 16GiB, 16GB or a number of bytes"
     if isinstance(text, bool) or not isinstance(text, str | int):
@@ -40,6 +40,8 @@ def parse_size(text: str | int, *, what: str = "size") -> int:
     size = float(match[1]) * _SIZE_UNITS[match[2].lower()]
     if not 1 <= size <= MAX_BYTES:
         raise UserError(f"{what} is out of range: {str(text)!r}", hint=hint)
+    if not match[2] and size < MIB:  # nobody means 16 bytes
+        raise UserError(f"{what} lacks a unit: {str(text)!r}", hint=hint)
     return int(size)
 
 

@@ -41,7 +41,7 @@ from tests.refusals import refused
         ("4k", 4000),
         ("17179869184", 16 * GIB),
         ("100B", 100),
-        (1, 1),
+        (MIB, MIB),
         (MAX_BYTES, MAX_BYTES),
     ],
 )
@@ -63,6 +63,12 @@ def test_what_is_not_a_size_is_refused_by_name(text: str) -> None:
 def test_a_size_out_of_range_is_refused(size: str | int) -> None:
     with refused("^size is out of range", hint="16GiB"):
         parse_size(size)
+
+
+@pytest.mark.parametrize("size", ["16", 16, "1048575"])
+def test_a_number_that_no_memory_has_lacks_its_unit(size: str | int) -> None:
+    with refused(f"^--memory lacks a unit: '{size}'$", hint="16GiB"):
+        parse_size(size, what="--memory")
 
 
 @pytest.mark.parametrize("thing", [True, None, 1.5, [16], b"16GiB"])

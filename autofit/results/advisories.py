@@ -194,6 +194,23 @@ def of_baselines(result: TuneResult) -> list[Warning]:
     ]
 
 
+def of_playoff(result: TuneResult) -> list[Warning]:
+    """A play-off that ended before the winner and those not separated from it had all played: runs of different times stand against each other."""
+    played = {r.config for r in result.trials if r.role is Role.PLAYOFF and r.outcome is Outcome.COMPLETED}
+    contenders = [e.config for e in (result.best, *result.tied)]
+    without = [c.label() for c in contenders if c not in played]
+    if result.settled or not 0 < len(without) < len(contenders):
+        return []
+    return [
+        Warning(
+            code="half_a_round",
+            message=f"the play-off ended in its first round: {without[0]}{f' and {len(without) - 1} more' if len(without) > 1 else ''} ran in the search only, "
+            "the others again later, so that what the machine did in between is part of the difference",
+            next_step="give it more --timeout; with --study the same command goes on",
+        )
+    ]
+
+
 def of_numerics(result: TuneResult) -> list[Warning]:
     """A winner that changes the mathematics of training, with the fastest that does not beside it."""
     reasons = result.changes(result.best.config)

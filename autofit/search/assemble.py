@@ -88,7 +88,7 @@ def assemble(
         reference_optim=reference_optim or default_optim,
         soundness=soundness or {},
     )
-    return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result), *advisories.of_baselines(result)))
+    return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result), *advisories.of_baselines(result), *advisories.of_playoff(result)))
 
 
 def _kept_facts(model: Mapping[str, Any]) -> dict[str, Any]:
