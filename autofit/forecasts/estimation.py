@@ -289,7 +289,7 @@ def _estimate(setting: Setting, config: TrialConfig, found: ClassLaws, target: T
         anatomy=anatomy.to_json(),
         fits=_fits(target, peaks.min_capacity_bytes),
         confidence="traced",
-        warnings=(*target.warnings, *unusual(config.precision, target), *law.base.facts.notes),
+        warnings=(*target.warnings, *unusual(config.precision, target), *paged(config.optim), *law.base.facts.notes),
     )
 
 
@@ -341,6 +341,13 @@ def unusual(precision: Precision, target: Target) -> tuple[str, ...]:
     if needed in target.precisions:
         return ()
     return (f"{target.name} has no native {needed}: transformers refuses it or emulates it slowly, and a search leaves it out",)
+
+
+def paged(optim: str) -> tuple[str, ...]:
+    """That figures of the allocator leave out what an optimizer pages."""
+    if not optim.startswith("paged_"):
+        return ()
+    return (f"{optim}: its large states are in memory that the driver moves between card and host as there is room: they are in none of these figures",)
 
 
 def _fits(target: Target, capacity_bytes: int) -> bool | None:

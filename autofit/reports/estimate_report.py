@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autofit.devices.target import Target
-from autofit.forecasts.estimation import MemoryEstimate, unusual
+from autofit.forecasts.estimation import MemoryEstimate, paged, unusual
 from autofit.forecasts.forecast import OVER, SPARE
 from autofit.forecasts.largest import LargestBatch, LargestBatches
 from autofit.results.wording import Column, describe, printable, text_table, wrapped
@@ -137,6 +137,7 @@ def render_largest(found: LargestBatches, target: Target, console: Console) -> N
         among = "" if found.effective_batch is None else f" divisor of the effective batch {found.effective_batch:,}"
         legend.append(f"each is the largest{among} that is predicted to fit, to the byte: one whose estimate leaves {round(100 * (1 - SPARE))} % of the memory free is sure to")
     notes = [f"{row.optim} could not be traced: {row.note}" for row in rows if row.note]
+    notes += [note for row in rows if not row.note for note in paged(row.optim)]
     notes += [note for precision in dict.fromkeys(row.precision for row in rows) for note in unusual(precision, target)]
     if legend or notes or target.warnings:
         _print(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,19 +13,14 @@ from transformers import Trainer, TrainingArguments
 
 from autofit.memory.request import TraceUnavailable
 
-_PAGED = "paged"
-
 
 def create(model: Any, arguments: TrainingArguments) -> torch.optim.Optimizer:
     """The optimizer that `Trainer.create_optimizer` makes for this model.
 
     Raises:
-        TraceUnavailable: an optimizer whose memory a trace cannot see (paged to the host, fused into backward), or
-            whose package is missing.
+        TraceUnavailable: an optimizer whose memory a trace cannot see (fused into backward), or whose package is missing.
     """
     name = str(getattr(arguments.optim, "value", arguments.optim))
-    if _PAGED in name:
-        raise TraceUnavailable(f"optimizer {name} keeps its state in memory that is paged to the host")
     try:
         cls, keywords = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
     except (ImportError, ValueError, TypeError) as error:
@@ -66,11 +64,34 @@ def without_kernels(optimizer: Any) -> Any:
     """Leave out the compiled kernels of bitsandbytes: a fake tensor has no address for them, and they allocate nothing.
 
     States, quantisation maps and block maxima are made by its Python code (`init_state`), so their sizes are its own.
+    What they page lies outside of PyTorch's allocator, in memory that the driver moves between card and host: here it is the host's.
     Other optimizers are returned as they are.
     """
     if type(optimizer).__module__.startswith("bitsandbytes"):
         optimizer.update_step = _update_nothing
+        if optimizer.is_paged:
+            optimizer.init_state = functools.partial(_paged_on_the_host, optimizer.init_state)
+            optimizer.prefetch_state = _nothing
     return optimizer
+
+
+def _paged_on_the_host(init_state: Callable[..., None], *args: Any) -> None:
+    """`init_state` with the library's calls for paged memory led away."""
+    functional: Any = importlib.import_module("bitsandbytes.functional")
+    kept = functional.get_paged, functional.fill
+    functional.get_paged, functional.fill = _host_buffer, _nothing
+    try:
+        init_state(*args)
+    finally:
+        functional.get_paged, functional.fill = kept
+
+
+def _host_buffer(*shape: int, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _nothing(*_args: Any) -> None:
+    """What computes or moves, and allocates nothing."""
 
 
 def _update_nothing(_group: Any, parameter: Any, _group_index: int, _index: int) -> None:

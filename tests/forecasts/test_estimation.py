@@ -128,10 +128,10 @@ def test_damaged_caches_are_misses_and_are_mended(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_an_optimizer_that_does_not_trace_is_answered_by_the_formula_which_says_so() -> None:
-    answer = estimate_all(WORKLOAD, [PLAIN.but(optim="paged_adamw_8bit")], target())[0]
+    answer = estimate_all(WORKLOAD, [PLAIN.but(optim="galore_adamw")], target())[0]
     assert answer.confidence == "formula"
     (warning,) = [w for w in answer.warnings if "closed formula" in w]
-    assert "paged_adamw_8bit" in warning
+    assert "galore_adamw" in warning
     assert "usually within 30%" in warning
     assert answer.anatomy["peak"] is None
     parts = answer.anatomy["parts"]
@@ -344,7 +344,14 @@ def test_convolutions_are_traced_and_what_cudnn_takes_beside_them_is_said() -> N
 
 
 def test_audio_is_counted_in_positions_by_the_formula_and_the_rest_is_said() -> None:
-    told = autofit.estimate("wav2vec2-base", batch_size=1, precision="fp32", gpu="T4", optim="paged_adamw_8bit")
+    told = autofit.estimate("wav2vec2-base", batch_size=1, precision="fp32", gpu="T4", optim="galore_adamw")
     assert told.confidence == "formula"
     assert told.peak_allocated_bytes < 4 * GIB, "ten seconds are 499 positions, not 160,000"
     assert any("convolutions" in text and "lower bound" in text for text in told.warnings)
+
+
+def test_what_an_optimizer_pages_is_said_to_be_in_no_figure() -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    told = autofit.estimate("bert-tiny", batch_size=2, gpu="T4", optim="paged_adamw_8bit")
+    assert told.confidence == "traced"
+    assert any("moves between card and host" in text for text in told.warnings)

@@ -98,7 +98,6 @@ def _answer(sent: TraceRequest, batches: tuple[int, ...] = (2, 4)) -> dict[str, 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"config": {"optim": "paged_adamw_8bit"}}, "optimizer paged_adamw_8bit keeps its state"),
         ({"config": {"extra": (("torch_compile", True),)}}, "torch_compile: "),
         (
             {"config": {"gradient_checkpointing": True, "extra": (("offload", True),)}},
@@ -225,3 +224,15 @@ def test_a_selection_by_label_is_taken_to_select_all_and_says_so() -> None:
     sent = request(workload=Workload(model="deberta-v3-base", seq_len=8))
     notes = in_child(trace, sent).facts.notes
     assert notes == ("a selection by value is taken to select every element",)
+
+
+@pytest.mark.parametrize(("paged", "plain", "state_bytes"), [("paged_adamw_32bit", "adamw_torch_fused", 8), ("paged_lion_32bit", "lion_32bit", 4)])
+def test_paged_state_is_outside_of_the_allocator(paged: str, plain: str, state_bytes: int) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    laws = []
+    for optim in (paged, plain):
+        answer = in_child(_answer, request(config={"optim": optim}))
+        assert answer["reason"] is None
+        laws.append(MemoryLaw.from_json(answer["law"]))
+    low, high = (law.predict(4).peak_allocated_bytes for law in laws)
+    assert 0.85 < (high - low) / (laws[0].base.facts.n_params * state_bytes) < 1.0, "all but small tensors'"
