@@ -142,17 +142,15 @@ def build_space(
     reference = reference_optim or DEFAULT_OPTIMS[0]
     dtype = capabilities.weights_dtype
 
-    def precision_trouble(precision: Precision) -> str | None:
-        changed = precision_change(precision, dtype, adapter=capabilities.adapter is not None) if keep_numerics else None
-        return precision_problem(precision, capabilities) or changed
+    def precision_changes(precision: Precision) -> str | None:
+        return precision_change(precision, dtype, adapter=capabilities.adapter is not None) if keep_numerics else None
 
-    def optim_trouble(optim: str) -> str | None:
-        changed = optim_change(optim, reference) if keep_numerics else None
-        return optim_problem(optim, capabilities) or changed
+    def optim_changes(optim: str) -> str | None:
+        return optim_change(optim, reference) if keep_numerics else None
 
     own = () if reference in DEFAULT_OPTIMS else (reference,)
-    kept_precisions = _kept("precision", precisions, DEFAULT_PRECISIONS, precision_trouble, removals)
-    kept_optims = _kept("optim", optims, (*DEFAULT_OPTIMS, *own), optim_trouble, removals)
+    kept_precisions = _kept("precision", precisions, DEFAULT_PRECISIONS, lambda p: precision_problem(p, capabilities), removals, precision_changes)
+    kept_optims = _kept("optim", optims, (*DEFAULT_OPTIMS, *own), lambda o: optim_problem(o, capabilities), removals, optim_changes)
     kept_ckpt = _kept(
         "gradient_checkpointing",
         checkpointing,
@@ -218,13 +216,17 @@ def _kept(
     defaults: Sequence[T],
     problem: Callable[[T], str | None],
     removals: list[Removal],
+    changes: Callable[[T], str | None] = lambda value: None,
 ) -> list[T]:
-    """Choices of one knob that can run; fills `removals`, raises for a choice that the user named."""
+    """Choices of one knob that can run, and may; fills `removals`, raises for a choice that the user named."""
     kept = []
     for value in dict.fromkeys(defaults if asked is None else asked):
-        reason = problem(value)
+        trouble, changed = problem(value), changes(value)
+        reason = trouble or changed
         if reason is None:
             kept.append(value)
+        elif asked is not None and trouble is None:
+            raise UserError(f"{knob} {value} is not for --keep-numerics: {reason}", hint=f"leave {value} out, or --keep-numerics (keep_numerics)")
         elif asked is not None:
             raise UserError(f"{knob} {value} cannot be used: {reason}", hint=_knob_hint(knob))
         else:

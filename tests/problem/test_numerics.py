@@ -94,9 +94,9 @@ class TestSpace:
         assert {c.optim for c in kept.configs} == {"lion_32bit"}
 
     def test_a_named_choice_that_changes_it_is_refused(self) -> None:
-        with refused("^optim adafactor cannot be used: trains otherwise than adamw_torch_fused"):
+        with refused("^optim adafactor is not for --keep-numerics: trains otherwise than adamw_torch_fused", hint="or --keep-numerics"):
             build_space(effective_batch=8, capabilities=CARD, keep_numerics=True, optims=("adafactor",))
-        with refused("^precision pure_bf16 cannot be used: weights and optimizer state are rounded"):
+        with refused("^precision pure_bf16 is not for --keep-numerics: weights and optimizer state are rounded", hint="or --keep-numerics"):
             build_space(effective_batch=8, capabilities=CARD, keep_numerics=True, precisions=(Precision.PURE_BF16,))
 
     def test_a_scripts_own_optimizer_is_the_reference(self) -> None:
