@@ -5,8 +5,8 @@ wrapped:
 
 - `get_batch_samples`: while the clock is in its prelude, each micro-step gets the longest rows through the loader's own dataset and collator, so
   that memory is measured where an epoch is worst, with optimizer state and gradients present.
-- `_get_train_sampler`: the sampler's epochs follow each other without end and without a partial batch, and the batches of one epoch come in
-  `lengths.spread_order`: a short window then has the mean of the whole epoch.
+- `_get_train_sampler`: the sampler's epochs follow each other without end and without a partial batch, and the batches of an epoch (of several where
+  it has few) come in `lengths.spread_order`: a short window then has the mean of the whole.
 - `get_train_dataloader`: only to know the loader.
 
 Not covered: streams (no row can be chosen), and loaders of a user's own making that are no DataLoader over the training dataset: those are measured as
