@@ -91,6 +91,8 @@ def _failed(who: str, failure: Failure) -> SearchFailed:
     hint = "the traceback is the training's own: fix what it says, then search again"
     if not (failure.traceback or failure.log_tail):
         hint = "search other configurations: --precision, --optim and --checkpointing choose"
+    if failure.reason is Reason.KNOB_WITHOUT_EFFECT:
+        hint = "something else than the arguments decides it (a Trainer's own code, accelerator_config): leave it to them"
     if failure.reason is Reason.TIMEOUT:
         hint = "give trials more time with --trial-timeout, or search a smaller model"
     return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)

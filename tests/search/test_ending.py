@@ -74,6 +74,11 @@ def test_what_every_trial_refused_is_the_mistake_of_the_user() -> None:
     assert type(search_failed([*records, make_record(3, ONE, reason=Reason.ERROR, message="other")])) is SearchFailed
 
 
+def test_a_knob_that_the_users_code_decides_is_not_cured_by_other_configurations() -> None:
+    error = search_failed([make_record(n, ONE, reason=Reason.KNOB_WITHOUT_EFFECT, message="asked for 1, the run had 4") for n in range(2)])
+    assert str(error.hint).startswith("something else than the arguments decides it")
+
+
 def test_a_time_out_has_another_remedy_than_a_traceback() -> None:
     error = search_failed([make_record(0, ONE, reason=Reason.TIMEOUT)])
     assert error.hint is not None
