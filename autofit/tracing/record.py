@@ -27,6 +27,7 @@ from autofit.tracing.settings import StepSettings, StepSubject
 from autofit.tracing.tracer import OperatorRefused, ScalarReader, StorageTracer
 
 Runner = Callable[[StepSubject, StepSettings, StorageTracer], None]
+EMPTIED_NOTE = "torch_empty_cache_steps: the cache is not emptied in the trace, what the allocator holds at its peak can be some percent more"
 _UNSUPPORTED = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -110,6 +111,8 @@ def trace_step(
         subject = make_subject(mode)
         with mode, tracer, _no_collector():
             run(subject, settings, tracer)
+        if settings.arguments.get("torch_empty_cache_steps"):
+            tracer.notes.add(EMPTIED_NOTE)
         facts = facts_of(subject.model, settings, routes, tracer)
         trace = builder.build(facts)
         tracer.close()

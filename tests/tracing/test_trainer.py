@@ -102,6 +102,13 @@ def test_what_a_trace_cannot_show_is_refused_by_name(name: str, value: Any) -> N
     assert in_child(_refused, name, value).startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize("cls", [None, Trainer], ids=["loop", "trainer"])
+def test_an_emptied_cache_is_said_not_to_be_in_the_trace(cls: type[Trainer] | None) -> None:
+    plain, emptied = (in_child(traced, "bert", {"arguments": {"optim": "sgd", **more}}, cls) for more in ({}, {"torch_empty_cache_steps": 1}))
+    assert plain.facts.notes == ()
+    assert any("torch_empty_cache_steps" in note for note in emptied.facts.notes)
+
+
 def test_nothing_is_left_in_accelerates_state() -> None:
     how: dict[str, Any] = {"arguments": {"optim": "sgd"}}
     assert in_child(_device_after, how) == "cpu"
