@@ -10,8 +10,9 @@ Where things are, lowest floor first; each imports only what stands before it (`
 - `problem`: what is asked. `devices`: what it runs on. `memory`: traces, the allocator's model, laws. `trials`: what became of configurations.
 - `beliefs`: speed and memory of what was not tried. `processes`: children, seen from the parent. `forecasts`: what is said before any trial.
 - `results`: the answer as data. `study`: Optuna's side.
+- `reports`: what a person sees, while a search runs and afterwards.
 - `workload`, `tracing`, `children`: what runs inside children, and alone imports torch and transformers.
-- `search`: from a question to an answer. `reports` and `cli`: what a person sees.
+- `search`: from a question to an answer. `cli`: the commands.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from autofit.beliefs.predict import MemoryForecast, MemoryModel
 from autofit.problem.config import TrialConfig
 from autofit.problem.space import Space
 from autofit.problem.terms import Finding, Terms
-from autofit.search.observer import Observer
 from autofit.search.search import Check, Search
 from autofit.study.journal import open_study
 from autofit.study.sampler import make_sampler
 from autofit.study.study import TrialStudy
 from autofit.trials.landscape import Landscape
+from autofit.trials.observer import Observer
 from autofit.trials.replay import ReplayRunner
 from autofit.trials.runner import TrialRequest, TrialResult
 from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord

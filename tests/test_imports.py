@@ -30,11 +30,11 @@ FLOORS = (
     "forecasts",
     "results",
     "study",
+    "reports",
     "workload",
     "tracing",
     "children",
     "search",
-    "reports",
     "cli",
 )
 GROUND = ("errors", "files", "kinds", "units")  #: modules below all packages: they import nothing of the package but each other

@@ -78,16 +78,12 @@ def command(
         values["model"] = values.get("model") or str(landscape.spec.get("model") or "recorded")
     spec = spec_of(values, script_of(script, values) if script else workload_of(values))
 
-    from rich.console import Console
-
     from autofit.cli.console import AnswerConsole
-    from autofit.reports.progress import live_observer
+    from autofit.reports.progress import on_stderr
     from autofit.reports.report import render
     from autofit.search.tuning import run_search
 
-    with live_observer(
-        Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds
-    ) as observer:
+    with on_stderr(spec) as observer:
         result = run_search(spec, study=study, observer=observer, landscape=landscape, predict=predict)
     result = replace(result, warnings=tuple(_named(warning, output) for warning in result.warnings))
     try:

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from autofit.problem.config import Precision, TrialConfig
+from autofit.problem.spec import SearchSpec
 from autofit.results.wording import ROLE_NAMES, cut, format_interval, format_speed, printable, says, wrapped
-from autofit.search.observer import Observer
 from autofit.trials.estimates import Estimate, estimate_of
+from autofit.trials.observer import Observer
 from autofit.trials.soundness import departed
 from autofit.trials.trial import OUTSIDE, Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
@@ -62,6 +63,13 @@ def live_observer(
     if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
         return LiveProgress(console, tally)
     return LineProgress(console, tally)
+
+
+def on_stderr(spec: SearchSpec) -> Progress:
+    """Return what shows the search that `spec` asks for on stderr."""
+    from rich.console import Console
+
+    return live_observer(Console(stderr=True), trials=spec.trials, timeout_seconds=spec.timeout_seconds)
 
 
 class Tally:

@@ -10,8 +10,8 @@ from autofit.problem.config import TrialConfig
 from autofit.problem.terms import Terms
 from autofit.search import ending
 from autofit.search.budget import Budget
-from autofit.search.observer import Observer
 from autofit.study.study import Proposal, TrialStudy
+from autofit.trials.observer import Observer
 from autofit.trials.runner import Runner, TrialRequest
 from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord, given_up
 

@@ -14,10 +14,10 @@ from autofit.results import evaluation, loader
 from autofit.results.evaluation import Evaluation
 from autofit.results.result import Warning
 from autofit.search.budget import OutOfBudget
-from autofit.search.observer import Observer
 from autofit.search.scene import Scene
 from autofit.search.search import Search
 from autofit.study.study import TrialStudy
+from autofit.trials.observer import Observer
 from autofit.trials.trial import Outcome, Role
 
 EVALUATION_STEPS = 2  #: optimizer steps before the evaluation: its state appears in the first, its peak in the second

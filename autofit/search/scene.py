@@ -26,8 +26,8 @@ from autofit.search.choices import capabilities_of as capabilities_of
 from autofit.search.choices import own_optimizer, recorded_space
 from autofit.search.choices import reference_optim as reference_optim
 from autofit.search.choices import space_of as space_of
-from autofit.search.observer import Observer
 from autofit.trials.landscape import ENFORCED, Landscape
+from autofit.trials.observer import Observer
 from autofit.trials.replay import ReplayRunner
 from autofit.trials.runner import Runner
 from autofit.units import format_bytes

@@ -13,8 +13,8 @@ from autofit.problem.spec import SearchSpec
 from autofit.results.result import Baseline, TuneResult, Warning, break_even_hours, estimates
 from autofit.search.baselines import plain_defaults
 from autofit.search.conduct import cut_off
-from autofit.search.observer import Observer
 from autofit.search.scene import Scene
+from autofit.trials.observer import Observer
 from autofit.trials.runner import TrialRequest
 from autofit.trials.trial import Role, TrialRecord
 

@@ -21,8 +21,8 @@ from autofit.search import baselines, ending, playoff
 from autofit.search.budget import AFTER_SEARCH, PLAYOFF_SHARE, PROPOSAL_SHARE, Budget, OutOfBudget
 from autofit.search.conduct import Conductor, never_confirmed
 from autofit.search.eligibility import Eligibility, failed_for_good
-from autofit.search.observer import Observer, Silent
 from autofit.study.study import Proposal, TrialStudy
+from autofit.trials.observer import Observer, Silent
 from autofit.trials.runner import Runner
 from autofit.trials.soundness import departed
 from autofit.trials.trial import OUTSIDE, Failure, Outcome, Role, TrialRecord, given_up

@@ -16,12 +16,12 @@ from autofit.processes.process import DEFAULT_TRIAL_TIMEOUT_SECONDS
 from autofit.results.result import TuneResult, Warning
 from autofit.search.assemble import assemble
 from autofit.search.epilogue import Epilogue, play
-from autofit.search.observer import Observer, Timekeeper
 from autofit.search.scene import Scene, identity, memory_limit, reference_optim
 from autofit.search.script_baseline import own_configuration, run_as_it_is, with_as_it_is
 from autofit.search.search import Search
 from autofit.search.soundness_check import SoundnessCheck, check_of
 from autofit.trials.estimates import recast
+from autofit.trials.observer import Observer, Timekeeper
 
 if TYPE_CHECKING:
     from autofit.forecasts.forecast import TracedForecast

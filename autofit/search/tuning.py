@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from autofit.problem.extras import parse_tune
 from autofit.problem.numerics import named_optim
 from autofit.problem.spec import DEFAULT_TOLERANCE, SearchSpec
 from autofit.processes.inputs import live_workload, names_of, path_of, sizes_of, whole_number
+from autofit.reports.progress import on_stderr
 from autofit.results.evaluation import eval_batch_of
 from autofit.results.result import TuneResult
-from autofit.search.observer import Observer, Silent
 from autofit.search.scene import real_scene, replayed_scene
 from autofit.search.session import search_in
 from autofit.study.study_lock import held
 from autofit.trials.landscape import Landscape
+from autofit.trials.observer import Observer, Silent
 from autofit.units import parse_duration, parse_size
 
 SAMPLERS = ("auto", "tpe", "random", "grid")
@@ -60,6 +62,7 @@ def tune(
     trainer_kwargs: Mapping[str, Any] | None = None,
     peft_config: Any = None,
     quantize: str | None = None,
+    show_progress: bool = False,
     observer: Observer | None = None,
     predict: bool = True,
 ) -> TuneResult:
@@ -93,7 +96,8 @@ def tune(
         trainer_cls, trainer_kwargs: a Trainer subclass and further keywords for it.
         peft_config: a `peft.PeftConfig`: the model is trained through this adapter. A model that is a `PeftModel` already needs none.
         quantize: `4bit` or `8bit`: how bitsandbytes stores the weights under the adapter, for a model given by name or config.
-        observer: told of every trial.
+        show_progress: whether stderr gets a line per trial and, on a terminal, what is running now.
+        observer: told of every trial instead, to show it in a way of your own.
         predict: whether memory and time are predicted from traces before the first trial (on CUDA devices).
 
     Returns:
@@ -104,6 +108,8 @@ def tune(
         NothingFits: no configuration fits under the limit.
         SearchFailed: the training itself fails in every trial.
     """
+    if show_progress and observer is not None:
+        raise UserError("show_progress and observer were both given", hint="an observer shows what it wants to itself: leave show_progress out")
     with live_workload(
         model=model,
         model_init=model_init,
@@ -144,7 +150,8 @@ def tune(
             tolerance=tolerance,
             eval_batch_size=eval_batch_of(args, eval_dataset),
         )
-        result = run_search(spec, study=path_of(study, "study"), observer=observer, predict=predict)
+        with on_stderr(spec) if show_progress else contextlib.nullcontext(observer) as watching:
+            result = run_search(spec, study=path_of(study, "study"), observer=watching, predict=predict)
         return result if args is None else replace(result, given=args)
 
 

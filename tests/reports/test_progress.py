@@ -28,8 +28,8 @@ from autofit.reports.progress import (
     record_line,
     record_rows,
 )
-from autofit.search.observer import Timekeeper
 from autofit.trials.estimates import estimate_of
+from autofit.trials.observer import Timekeeper
 from autofit.trials.trial import OUTSIDE, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import make_config, make_record

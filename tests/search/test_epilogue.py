@@ -14,9 +14,9 @@ from autofit.reports.report_after import without_loader
 from autofit.results.evaluation import batch_of
 from autofit.search.epilogue import Epilogue, asked_batch
 from autofit.search.epilogue import play as play_epilogue
-from autofit.search.observer import Silent
 from autofit.search.scene import Scene
 from autofit.testing import simulated_landscape
+from autofit.trials.observer import Silent
 from autofit.trials.replay import ReplayRunner
 from autofit.trials.runner import TrialRequest, TrialResult
 from autofit.trials.trial import EVAL_BATCH, LOADER_KNOBS, Outcome, Reason, Role

@@ -24,6 +24,7 @@ from autofit.results.result import TuneResult
 from autofit.search.scene import choose_device, memory_limit
 from autofit.search.tuning import run_search, tune
 from autofit.testing import simulated_landscape
+from autofit.trials.observer import Silent
 from autofit.trials.replay import ReplayRunner
 from autofit.trials.runner import TrialRequest, TrialResult
 from autofit.trials.trial import Outcome, Reason, Role
@@ -56,7 +57,7 @@ def check(result: TuneResult, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize("kind", ["name", "directory", "config", "module", "class"])
-def test_a_model_may_be_given_as(kind: str, tmp_path: Path) -> None:
+def test_a_model_may_be_given_as(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     TINY.save_pretrained(tmp_path / "model")
     rows: dict[str, Any] = {"train_dataset": training.Rows()}
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -67,7 +68,11 @@ def test_a_model_may_be_given_as(kind: str, tmp_path: Path) -> None:
         "class": (training.Straight, rows),
     }
     model, more = cases[kind]
-    result = tune(model, **ONE, **more)
+    capfd.readouterr()
+    result = tune(model, **ONE, **more, show_progress=kind == "class")
+    shown = capfd.readouterr()
+    assert ("samples/s" in shown.err) == (kind == "class"), "the library shows nothing unless it is asked to"
+    assert shown.out == ""
     check(result, tmp_path)
     assert len([r for r in result.trials if r.role is Role.DEFAULTS]) == 1
     if kind == "config":
@@ -280,6 +285,7 @@ def test_tune_is_public() -> None:
         ({"device": "tpu"}, "tpu"),
         ({"train_dataset": threading.Lock()}, "train_dataset"),
         ({"callbacks": print}, "callbacks must be a list"),
+        ({"show_progress": True, "observer": Silent()}, "show_progress and observer"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

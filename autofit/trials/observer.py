@@ -10,7 +10,7 @@ from autofit.trials.trial import Role, TrialRecord
 
 
 class Observer(Protocol):
-    """Who watches a search; the command line shows it, the library ignores it."""
+    """Who watches a search; the command line shows it, the library only where it is asked to."""
 
     def trial_started(self, config: TrialConfig, role: Role, why: str | None) -> None:
         """A trial begins."""
