@@ -26,15 +26,8 @@ from autofit.processes.protocol import SCRATCH, TrialOrder
 from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
 from autofit.workload.clock import StepClock, Window
-from autofit.workload.data.feed import (
-    DataFeed,
-    data_facts,
-    epoch_counts,
-    feed_of,
-    measured_sizes,
-    rows_of,
-    uneven_window,
-)
+from autofit.workload.data.feed import DataFeed, feed_of, rows_of, uneven_window
+from autofit.workload.data.measured import data_facts, epoch_counts, measured_sizes
 from autofit.workload.effects import EffectWitness
 from autofit.workload.evaluation import evaluate
 from autofit.workload.knobs import KnobWitness, weight_dtype

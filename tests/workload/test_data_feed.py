@@ -14,16 +14,9 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from autofit.problem.config import TrialConfig
 from autofit.trials.lengths import Lengths
 from autofit.workload.clock import StepClock, Window
-from autofit.workload.data.feed import (
-    DataFeed,
-    EndlessBatches,
-    Plan,
-    data_facts,
-    epoch_counts,
-    feed_of,
-    measured_sizes,
-    uneven_window,
-)
+from autofit.workload.data.feed import DataFeed, feed_of, uneven_window
+from autofit.workload.data.measured import data_facts, epoch_counts, measured_sizes
+from autofit.workload.data.order import EndlessBatches, Plan
 from autofit.workload.token_count import TokenCounter, padding_share, tokens_per_sample
 from tests.uneven import SMALL, OwnLoader, Sentences, pad, pad_to_16
 

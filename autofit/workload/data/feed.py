@@ -6,7 +6,7 @@ wrapped:
 - `get_batch_samples`: while the clock is in its prelude, each micro-step gets the longest rows through the loader's own dataset and collator, so
   that memory is measured where an epoch is worst, with optimizer state and gradients present.
 - `_get_train_sampler`: the sampler's epochs follow each other without end and without a partial batch, and the batches of an epoch (of several where
-  it has few) come in `lengths.spread_order`: a short window then has the mean of the whole.
+  it has few) come in `lengths.spread_order`: a short window then has the mean of the whole (see `order`).
 - `get_train_dataloader`: only to know the loader.
 
 Not covered: streams (no row can be chosen), and loaders of a user's own making that are no DataLoader over the training dataset: those are measured as
@@ -16,115 +16,23 @@ they come, and the record says that no longest batch was shown.
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from accelerate.utils import send_to_device
-from torch.utils.data import Sampler
 from transformers import Trainer
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 from autofit.problem.config import TrialConfig
-from autofit.trials.lengths import Floats, Ints, Lengths, spread_order
-from autofit.trials.uneven import BatchSizes
-from autofit.workload.clock import StepClock, Window
-from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
-from autofit.workload.token_count import BatchCount, padding_share
+from autofit.trials.lengths import Lengths
+from autofit.workload.clock import Window
+from autofit.workload.data.order import EndlessBatches, Plan
+from autofit.workload.data.scan import LENGTH, is_map_style, lengths_of
 
 LEAST_MICRO_STEPS, AIMED_MICRO_STEPS = 8, 24  #: of uneven batches: pairs that mirror each other
 LONGER_WINDOW = 3.0  #: times the window of even batches, unless enough micro-steps are there before
-LEAST_BATCHES, MOST_BATCHES = 4_096, 16_384  #: that are put in order at a time: of several epochs where one has few, so that their mean is not one epoch's luck
-MOST_ROWS = 1 << 17  #: that are drawn to have that many, beside the least
 STEPS_OF_DATA = 512  #: optimizer steps that a loader holds before it starts over
-
-
-@dataclass
-class Sizes:
-    """The size of each batch that was given out in turn, and the means over all that were drawn."""
-
-    given: list[float] = field(default_factory=list)
-    mean: float | None = None
-    mean_square: float | None = None
-
-    def drawn(self, sizes: Floats, order: Ints) -> None:
-        """Note batches that are given out in `order`."""
-        self.given += sizes[order].tolist()
-        self.mean, self.mean_square = float(sizes.mean()), float((sizes**2).mean())
-
-    def share_of(self, numbers: Sequence[int]) -> float:
-        """The mean batch of an epoch in those of the batches `numbers`."""
-        seen = sum(self.given[number] for number in numbers)
-        return 1.0 if self.mean is None or not seen else self.mean * len(numbers) / seen
-
-
-@dataclass
-class Plan:
-    """What the sampler gave out, in elements with the padding to the longest row and without: with the targets, which take time too, and without
-    them, as tokens are counted."""
-
-    padded: Sizes = field(default_factory=Sizes)
-    flat: Sizes = field(default_factory=Sizes)
-    padded_inputs: Sizes = field(default_factory=Sizes)
-    flat_inputs: Sizes = field(default_factory=Sizes)
-
-    def drawn(self, lengths: Lengths, batches: Ints) -> Ints | None:
-        """Note (m, b) row indices and return the order in which they are to be given out; None where their sizes are not known."""
-        padded = lengths.batch_sizes(batches)
-        if padded is None:
-            return None
-        order, inputs = spread_order(padded), replace(lengths, targets=np.zeros_like(lengths.targets))
-        for sizes, known, is_padded in (
-            (self.padded, lengths, True), (self.flat, lengths, False), (self.padded_inputs, inputs, True), (self.flat_inputs, inputs, False)
-        ):  # fmt: skip
-            found = known.batch_sizes(batches, padded=is_padded)
-            assert found is not None
-            sizes.drawn(found, order)
-        return order
-
-
-class EndlessBatches(Sampler[int]):
-    """Epoch after epoch of a sampler, cut into full batches.
-
-    Args:
-        inner: the Trainer's own sampler.
-        batch: rows per batch.
-        length: `len` of this one, at least one batch.
-        lengths: of the dataset's rows; None = batches stay in the sampler's order.
-        plan: is told what was given out.
-    """
-
-    def __init__(self, inner: Sampler[int], *, batch: int, length: int, lengths: Lengths | None, plan: Plan) -> None:
-        self._inner, self._batch, self._length = inner, batch, length
-        self._lengths, self._plan = lengths, plan
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[int]:
-        return itertools.islice((int(row) for batch in self._batches() for row in batch), self._length)
-
-    def _batches(self) -> Iterator[Ints]:
-        while True:
-            rows = np.fromiter(itertools.islice(self._endless(), self._chunk() * self._batch), dtype=np.int64)
-            batches = rows.reshape(-1, self._batch)
-            order = None if self._lengths is None else self._plan.drawn(self._lengths, batches)
-            yield from batches if order is None else batches[order]
-
-    def _chunk(self) -> int:
-        """Full batches of one epoch; where it has few, of several."""
-        own = max(1, len(self._inner) // self._batch)  # type: ignore[arg-type]
-        least = max(64, min(LEAST_BATCHES, MOST_ROWS // self._batch))
-        return min(MOST_BATCHES, -(-least // own) * own)
-
-    def _endless(self) -> Iterator[int]:
-        """Rows without end; the rows that would make a partial batch at an epoch's end are left out, as far as the epoch has a full one."""
-        own = len(self._inner)  # type: ignore[arg-type]
-        whole = own - own % self._batch or own
-        while True:
-            yield from itertools.islice(iter(self._inner), whole)
 
 
 class DataFeed:
@@ -252,69 +160,6 @@ def uneven_window(window: Window) -> Window:
     return replace(
         window, seconds=LONGER_WINDOW * window.seconds, min_micro_steps=AIMED_MICRO_STEPS, least_micro_steps=LEAST_MICRO_STEPS
     )
-
-
-def measured_sizes(feed: DataFeed, clock: StepClock) -> BatchSizes | None:
-    """Sizes of the measured batches; None for batches that are alike.
-
-    They are the plan's where the sampler's batches were followed, else what the model really got (then those of an epoch are not known).
-    """
-    numbers, seen = _followed(feed, clock), tuple(float(count.padded) for count in clock.counts)
-    count = len(clock.samples.batch)
-    counted = seen if len(seen) == count else (1.0,) * count
-    if not feed.uneven or feed.lengths is None:
-        return BatchSizes(measured=counted) if len(set(counted)) > 1 else None
-    if numbers is None:
-        return BatchSizes(measured=counted)
-    padded = _pads(feed.plan, numbers, seen)
-    plan = feed.plan.padded if padded else feed.plan.flat
-    shown = feed.lengths.batch_sizes(np.array(feed.last_shown), padded=padded) if feed.shown else None
-    longest = None if shown is None else float(shown.max())
-    return BatchSizes(
-        measured=tuple(plan.given[number] for number in numbers),
-        mean=plan.mean,
-        mean_square=plan.mean_square,
-        longest=longest,
-        longest_seconds=() if shown is None else tuple(t for t, size in zip(clock.prelude_seconds, shown) if size == longest),
-    )
-
-
-def _followed(feed: DataFeed, clock: StepClock) -> list[int] | None:
-    """The measured batches by their number in the plan; None where the loader did not follow it."""
-    numbers = [number + feed.taken for number in clock.samples.batch]
-    return numbers if numbers and numbers[-1] < len(feed.plan.padded.given) else None
-
-
-def _pads(plan: Plan, numbers: Sequence[int], seen: Sequence[float]) -> bool:
-    """Whether the collator pads to the longest row: its batches are as large as that makes them, and not as small as without padding."""
-    padded, flat = (sum(sizes.given[number] for number in numbers) for sizes in (plan.padded_inputs, plan.flat_inputs))
-    return len(seen) != len(numbers) or abs(sum(seen) - padded) <= abs(sum(seen) - flat)
-
-
-def epoch_counts(feed: DataFeed, clock: StepClock) -> list[BatchCount]:
-    """The measured batches' counts, their tokens brought to those of an epoch, because few batches are off by luck; as they are where it is not known
-    which rows they were, or where the collator cuts the longest."""
-    numbers, longest = _followed(feed, clock), max((count.length for count in clock.prelude_counts), default=0)
-    whole = feed.lengths is not None and feed.lengths.unit in PADDED and feed.shown and longest >= feed.lengths.inputs.max()
-    if not whole or numbers is None or len(numbers) != len(clock.counts):
-        return clock.counts
-    pads = _pads(feed.plan, numbers, [float(count.padded) for count in clock.counts])
-    real = feed.plan.flat_inputs.share_of(numbers)
-    padded = feed.plan.padded_inputs.share_of(numbers) if pads else real
-    return [replace(count, padded=count.padded * padded, real=count.real * real) for count in clock.counts]
-
-
-def data_facts(feed: DataFeed, clock: StepClock) -> dict[str, Any]:
-    """Under `data`: the lengths of the rows, what the prelude really showed to the model, and the padding of an epoch's batches."""
-    if feed.lengths is None:
-        return {}
-    facts: dict[str, Any] = {"lengths": feed.lengths.summary().to_json(), "uneven": feed.uneven}
-    if feed.uneven:
-        facts["prelude_steps"] = feed.shown
-        facts["prelude_longest"] = max((count.length for count in clock.prelude_counts), default=None)
-        facts["measured_longest"] = max((count.length for count in clock.counts), default=None)
-    facts["padding_share"] = padding_share(epoch_counts(feed, clock))
-    return {"data": facts}
 
 
 def rows_of(trainer: Trainer) -> int | None:
