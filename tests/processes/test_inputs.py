@@ -73,7 +73,7 @@ def _no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"task": 5}, "task must be a name, got 5"),
         ({"model_init": Thing}, "model and model_init were both given"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_a_wrong_kind_of_thing_is_refused_by_its_name(given: dict[str, Any], said: str) -> None:
     with refused(said):
