@@ -35,6 +35,7 @@ LOOKS = (3, 6, 12)  #: rounds after which the leaders are compared
 WORTH_A_ROUND = 0.25  #: of the tolerance: the winner's expected loss below which no more rounds are played
 ONE_SIGMA = math.erf(math.sqrt(0.5))  #: confidence of an interval of one standard error to either side
 SEARCH_WEIGHT = 1e-3  #: of a run in the search beside one in a round: it decides only between those that no round compares
+ROUNDED = 9  #: decimals of a levelled log speed, of which the last digits are arithmetic: equal runs are equally fast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def _choose(
     fastest = max(survivors, key=lambda leader: leader.log_speed)
     near = [one for one in survivors if fastest.log_speed - one.log_speed <= math.log1p(tolerance)]
     pool = [one for one in near if keeps is None or keeps(one.config)] or near
-    first = max(pool, key=lambda leader: leader.log_speed)
+    first = max(pool, key=lambda leader: (leader.log_speed, -leader.needed_bytes))
     return min((one for one in pool if one is first or one in sure), key=lambda one: (one.needed_bytes, -one.log_speed))
 
 
@@ -172,20 +173,21 @@ def _levelled(leaders: Sequence[Leader]) -> list[Leader]:
     """The leaders with their speeds by least squares: each run is its leader's speed and its round's drift.
 
     A round that was not finished, or that somebody joined later, compares those only that ran in it: a mean over each leader's own rounds
-    would take the drift between rounds for a difference of speed.
+    would take the drift between rounds for a difference of speed. Who has not played has the speed of the search: no round says anything of it.
     """
-    rounds = max(len(leader.rounds) for leader in leaders)
-    rows: list[tuple[int, int | None, float]] = [(i, None, leader.search.log_speed) for i, leader in enumerate(leaders)]
-    rows += [(i, j, run.log_speed) for i, leader in enumerate(leaders) for j, run in enumerate(leader.rounds)]
-    design, seen = np.zeros((len(rows), len(leaders) + rounds)), np.zeros(len(rows))
+    played = [leader for leader in leaders if leader.rounds]
+    rounds = max((len(leader.rounds) for leader in played), default=0)
+    rows: list[tuple[int, int | None, float]] = [(i, None, leader.search.log_speed) for i, leader in enumerate(played)]
+    rows += [(i, j, run.log_speed) for i, leader in enumerate(played) for j, run in enumerate(leader.rounds)]
+    design, seen = np.zeros((len(rows), len(played) + rounds)), np.zeros(len(rows))
     for row, (leader, turn, value) in enumerate(rows):
         weight = SEARCH_WEIGHT if turn is None else 1.0
         design[row, leader] = weight
         if turn is not None:
-            design[row, len(leaders) + turn] = weight
+            design[row, len(played) + turn] = weight
         seen[row] = weight * value
-    solution = np.linalg.lstsq(design, seen, rcond=None)[0]
-    return [replace(one, log_speed=float(speed)) for one, speed in zip(leaders, solution)]
+    solution = iter(np.linalg.lstsq(design, seen, rcond=None)[0] if played else ())
+    return [replace(one, log_speed=round(float(next(solution)), ROUNDED)) if one.rounds else one for one in leaders]
 
 
 def run_of(record: TrialRecord) -> Run:

@@ -279,3 +279,27 @@ def test_who_joins_late_is_compared_in_the_rounds_that_all_have_run() -> None:
     speeds = [(one, 1000.0), (other, 980.0), (other, 980.0), (one, 1000.0), (one, 500.0)]
     records += [make_record(2 + n, config, speed, jitter=0.01, role=Role.PLAYOFF) for n, (config, speed) in enumerate(speeds)]
     assert decide(records, tolerance=0.001).winner == one
+
+
+def test_of_runs_that_are_the_same_to_the_last_digit_the_lowest_memory_wins() -> None:
+    """One batch each: nothing is sure, and what arithmetic leaves in the last digits of a speed is no difference."""
+    configs = [make_config(8, optim=optim) for optim in OPTIMS]
+    for seconds in (0.1, 0.3137, 0.0717):
+        records = []
+        for role in (Role.SEARCH, *(Role.PLAYOFF,) * LOOKS[-1]):
+            for place, config in enumerate(configs):
+                measurement = Measurement(micro_step_seconds=(seconds,), memory=Memory(peak_reserved_bytes=(20 - place) * GIB))
+                number = len(records)
+                records.append(TrialRecord(number=number, config=config, role=role, outcome=Outcome.COMPLETED, measurement=measurement))
+        assert decide(records, tolerance=0.01).winner == configs[-1]
+
+
+def test_only_those_that_played_are_levelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds that never played would cost their number's cube after every round, and no round says anything of them."""
+    configs = [TrialConfig(per_device_train_batch_size=1 + n) for n in range(200)]
+    records = [make_record(n, config, 1000.0 - n, jitter=0.001) for n, config in enumerate(configs)]
+    records += [make_record(200 + n, config, 1000.0 - n, jitter=0.001, role=Role.PLAYOFF) for n, config in enumerate(configs[:2])]
+    sizes, solve = [], np.linalg.lstsq
+    monkeypatch.setattr(np.linalg, "lstsq", lambda design, *rest, **more: sizes.append(design.shape) or solve(design, *rest, **more))
+    assert decide(records, tolerance=0.01).winner == configs[0]
+    assert sizes == [(4, 3)]
