@@ -79,6 +79,8 @@ class Stream(IterableDataset[Any]):
         ({"input_ids": torch.ones(4, 7), "labels": 1}, (7, 0, "tokens")),
         ({"input_features": [[0.0] * 300] * 80, "labels": [1] * 7}, (24_000, 7, "elements")),
         (("four", 1), (4, 0, "characters")),
+        ({"text": np.array(["four", "seven"])[1], "label": 1}, (5, 0, "characters")),
+        ({"image": {"bytes": b"...", "path": "a long name.png"}}, None),
         ({"text": "three", "labels": [0, 1, 0]}, (8, 0, "characters")),
         ({"words": ["one", "three"], "tags": [0, 0]}, (10, 0, "characters")),
         ({"messages": [{"role": "me", "content": "four"}, {"role": "you", "content": "five"}]}, (13, 0, "characters")),

@@ -25,6 +25,7 @@ ELEMENTS = "elements"
 INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_features": ELEMENTS, "attention_mask": "tokens"}
 PADDED = ("tokens", "samples of audio")  #: units of what a batch is padded in, as it is
 LENGTH = "length"
+UNDECODED = {"bytes", "path"}  #: what `datasets` gives for an image or a sound that it is told not to decode
 
 
 def lengths_of(
@@ -114,7 +115,10 @@ def _length(value: Any) -> int:
 
 
 def _content(value: Any) -> tuple[int, int]:
-    """(characters, numbers) in a text, a tensor, an array, an image, a number, or what is nested of them; nothing in anything else."""
+    """(characters, numbers) in a text, a tensor, an array, an image, a number, or what is nested of them; nothing in anything else, such as
+    a file that was not decoded."""
+    if isinstance(value, str):  # numpy's has a size too, which is 1
+        return len(value), 0
     size = getattr(value, "numel", None)
     if callable(size):
         return 0, int(size())
@@ -122,10 +126,8 @@ def _content(value: Any) -> tuple[int, int]:
         return 0, int(value.size)
     if isinstance(getattr(value, "size", None), tuple):  # PIL: width and height
         return 0, int(np.prod(value.size))
-    if isinstance(value, str):
-        return len(value), 0
     if isinstance(value, Mapping):
-        return _summed(value.values())
+        return (0, 0) if value.keys() == UNDECODED else _summed(value.values())
     if isinstance(value, list | tuple):
         return (0, len(value)) if value and isinstance(value[0], int | float) else _summed(value)
     return 0, int(isinstance(value, int | float))
