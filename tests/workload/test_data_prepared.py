@@ -21,6 +21,7 @@ from autofit.workload import models
 from autofit.workload.data import prepared as prepared_module
 from autofit.workload.data.collators import collator_of
 from autofit.workload.data.files import load_rows
+from autofit.workload.data.labels import tags_of
 from autofit.workload.data.prepared import Prepared, prepare, sample
 from tests.refusals import refused
 from tests.uneven import SMALL, save_model, text, tokenizer
@@ -216,6 +217,14 @@ def test_rows_that_cannot_be_trained_on_are_refused(rows: dict[str, Any], words:
 def test_words_and_tags_that_do_not_match_are_refused(words: list[Any], tags: list[Any], said: str, model: Path, tmp_path: Path) -> None:
     with refused(said):
         made(model, saved({"tokens": words, "ner_tags": tags}, tmp_path / "data", "jsonl"), task=Task.TOKEN_CLASSIFICATION)
+
+
+def test_a_word_without_a_label_is_found_in_its_row_however_the_rows_are_stored() -> None:
+    parts = [datasets.Dataset.from_dict({"tags": tags}) for tags in ([[0, 1]] * 10, [[0, 1], [], [0, None]])]
+    whole = datasets.concatenate_datasets(parts)
+    for rows, row in ((whole, 12), (whole.select(range(4, 13)), 8), (whole.select([3, 12, 0]), 1)):
+        with refused(f"row {row} has no label"):
+            tags_of(rows, "tags")
 
 
 def test_a_length_without_room_for_text_is_refused(model: Path, tmp_path: Path) -> None:

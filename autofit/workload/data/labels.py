@@ -60,8 +60,10 @@ def tags_of(rows: datasets.Dataset, column: str) -> Labels:
     """Labels of one value per word."""
     tags = arrow_column(rows, column)
     _refuse_missing(tags, column)
+    before = 0
     for chunk in tags.chunks:
-        _refuse_missing(chunk.flatten(), column, of=pc.list_parent_indices(chunk))
+        _refuse_missing(chunk.flatten(), column, of=pc.add(pc.list_parent_indices(chunk), before))
+        before += len(chunk)
     return _classes(getattr(rows.features[column], "feature", None), pc.list_flatten(tags), column, rows=None)
 
 
