@@ -51,6 +51,7 @@ def test_what_is_named_is_taken() -> None:
         (CLASSIFY, {"text": TEXT, "x": INTEGER, "y": INTEGER}, {}, "label of 'd' could be several", "x .*y"),
         (CLASSIFY, {"n": INTEGER, "label": INTEGER}, {}, "text of 'd' is none", None),
         (CLASSIFY, {"text;label": TEXT}, {}, "label of 'd' is none", "beside 'text;label' it has no column"),
+        (CLASSIFY, {"label": INTEGER}, {"label_column": "label"}, "text of 'd' is none", "^beside the label it has no column"),
         (CLASSIFY, {"text": TEXT, "label": INTEGER}, {"text_columns": ("body",)}, "no column 'body'", "text, label"),
         (CLASSIFY, {"text": TEXT, "label": INTEGER}, {"text_columns": ("label",)}, "'label' holds integer", None),
         (CLASSIFY, {"a": TEXT, "b": TEXT}, {"text_columns": ("a", "b"), "label_column": "b"}, "'b' is named as the text and as the label", "two columns"),

@@ -125,7 +125,7 @@ def _guess(
         if len(found) == 1:
             return found[0]
     problem = "could be several columns" if fitting else "is none of its columns"
-    hint = f"the columns are {_listed(columns)}" if columns else f"beside {' and '.join(map(repr, beside))} it has no column"
+    hint = f"the columns are {_listed(columns)}" if columns else f"beside {' and '.join(map(repr, beside)) or 'the label'} it has no column"
     raise UserError(f"the {what} of {source.dataset!r} {problem}: say which with {flag}", hint=hint)
 
 
