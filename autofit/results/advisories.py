@@ -204,7 +204,7 @@ def of_playoff(result: TuneResult) -> list[Warning]:
     return [
         Warning(
             code="half_a_round",
-            message=f"the play-off ended in its first round: {without[0]}{f' and {len(without) - 1} more' if len(without) > 1 else ''} ran in the search only, "
+            message=f"the play-off ended before all had run in it: {without[0]}{f' and {len(without) - 1} more' if len(without) > 1 else ''} ran in the search only, "
             "the others again later, so that what the machine did in between is part of the difference",
             next_step="give it more --timeout; with --study the same command goes on",
         )

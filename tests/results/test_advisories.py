@@ -216,12 +216,12 @@ def test_a_faster_baseline_that_was_not_to_be_searched_is_said(speed: float, why
         assert "300" in warning.message
 
 
-@pytest.mark.parametrize(("played", "settled", "said"), [((1,), False, True), ((0, 1), False, False), ((), False, False), ((1,), True, False)])
+@pytest.mark.parametrize(("played", "settled", "said"), [((1,), False, True), ((1, 1, 1), False, True), ((0, 1), False, False), ((), False, False), ((1,), True, False)])
 def test_half_a_round_is_said(played: tuple[int, ...], settled: bool, said: bool) -> None:
     configs = [make_config(8), make_config(16)]
     records = [make_record(n, config, 100.0 - n) for n, config in enumerate(configs)]
-    records += [make_record(2 + n, configs[n], 50.0, role=Role.PLAYOFF) for n in played]
+    records += [make_record(2 + n, configs[which], 50.0, role=Role.PLAYOFF) for n, which in enumerate(played)]
     tied = (e,) if (e := estimate_of([r for r in records if r.config == configs[1]])) is not None else ()
     warnings = advisories.of_playoff(make_result(records, best=configs[0], tied=tied, settled=settled))
     assert one_line(warnings) == (["half_a_round"] if said else [])
-    assert all(w.message.startswith("the play-off ended in its first round: 8x8 fp32 adamw_torch_fused ran in the search only") for w in warnings)
+    assert all(w.message.startswith("the play-off ended before all had run in it: 8x8 fp32 adamw_torch_fused ran in the search only") for w in warnings)
