@@ -121,12 +121,17 @@ def trace_step(
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Cycles must die by the loop's own hand, or the trace depends on the collector's mood."""
-    collecting = gc.isenabled()
+    """Cycles must die by the loop's own hand, or the trace depends on the collector's mood. Where a library calls it, it looks at what is new:
+    through the user's data and all that is imported it would take longer than the trace."""
+    collecting, thaws = gc.isenabled(), not gc.get_freeze_count()  # a fork server's copies come frozen: what they free must not stay
     gc.disable()
+    if thaws:
+        gc.freeze()
     try:
         yield
     finally:
+        if thaws:
+            gc.unfreeze()
         if collecting:
             gc.enable()
 

@@ -27,7 +27,7 @@ from autofit.errors import UserError
 from autofit.memory.request import TraceRequest, TraceUnavailable
 from autofit.problem.adaptation import AdapterKind
 from autofit.problem.arguments import explicit_arguments, model_arguments, with_own
-from autofit.problem.config import PRECISION_FACTS
+from autofit.problem.config import PRECISION_FACTS, Precision
 from autofit.problem.spec import Workload
 from autofit.problem.task import Task
 from autofit.tracing import quantised
@@ -238,15 +238,20 @@ def trainer_of(request: TraceRequest) -> tuple[type[Trainer], dict[str, Any]] | 
         raise TraceUnavailable("the optimizer is an object of its own, whose parameters are not those of a trace")
     if cls is Trainer and not any(value is not None for name, value in given.items() if name not in _OF_EVALUATION):
         return None
-    copies = {name: _copied(value) if isinstance(value, nn.Module) else value for name, value in given.items()}
+    cast = torch.bfloat16 if request.config.precision is Precision.PURE_BF16 else None
+    copies = {name: _copied(value, cast) if isinstance(value, nn.Module) else value for name, value in given.items()}
     own = in_precision(copies, request.config.precision)
     processing = extra.get("processing_class")
     return cls, own if processing is None else {"processing_class": processing, **own}
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A module over the same weights, for one trace to move: the next finds the original where it was."""
-    weights: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in module.parameters()}
+def _copied(module: nn.Module, cast: torch.dtype | None) -> nn.Module:
+    """A module over the same weights, for one trace to move: the next finds the original where it was. Weights to be `cast` get memory that nothing is
+    written to, which costs none."""
+    weights: dict[int, Any] = {}
+    for p in module.parameters():
+        known = p.detach() if cast is None or not p.is_floating_point() else torch.empty_like(p, dtype=cast)
+        weights[id(p)] = nn.Parameter(known, requires_grad=p.requires_grad)
     return copy.deepcopy(module, weights)
 
 

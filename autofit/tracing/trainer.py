@@ -27,11 +27,18 @@ from autofit.tracing.loop import UNTRACEABLE, in_loading_order, optimizer_tensor
 from autofit.tracing.optimizers import without_kernels
 from autofit.tracing.settings import StepSettings, StepSubject
 from autofit.tracing.tracer import StorageTracer
+from autofit.workload.scripts.arguments import NEEDS_EVALUATION
 
 _OWN_ARGUMENTS: Mapping[str, Any] = {
     **SILENT_ARGUMENTS,
     "dataloader_pin_memory": False,
     "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "dataloader_prefetch_factor": None,
+    "train_sampling_strategy": "random",
+    "group_by_length": False,
+    "skip_memory_metrics": True,
+    "debug": "",
     "use_cpu": True,
     "tf32": None,
 }
@@ -178,6 +185,8 @@ def _arguments(settings: StepSettings, directory: str, device: torch.device) -> 
     known = TrainingArguments.__dataclass_fields__
     own = {name: value for name, value in _OWN_ARGUMENTS.items() if name in known}
     kept = {**settings.arguments, **own, "output_dir": directory, "max_steps": settings.steps}
+    if kept.get("lr_scheduler_type") in NEEDS_EVALUATION:
+        kept["lr_scheduler_type"] = "constant"
     kept["per_device_train_batch_size"] = settings.batch
     kept["gradient_accumulation_steps"] = settings.accumulation
     name = checkpointing_name(known)

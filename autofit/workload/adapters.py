@@ -8,7 +8,7 @@ import importlib.util
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -69,16 +69,65 @@ def with_adapter(model: Any, adaptation: Adaptation, task: Task | None) -> Any:
 
 
 def as_adapted(model: nn.Module, adaptation: Adaptation, task: Task | None) -> Any:
-    """A live model as it will be trained, to be looked at: under the adapter, on the same memory. `model` itself stays as it is.
+    """A live model as it will be trained, to be looked at: under the adapter, on a copy without memory. `model` itself stays as it is.
 
     Raises:
         UserError: see `with_adapter`.
     """
-    known: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():  # of their own kind: peft asks quantised ones how they are stored
-        known[id(parameter)] = again = torch.Tensor._make_subclass(type(parameter), parameter.data, parameter.requires_grad)
-        vars(again).update(vars(parameter))
-    return with_adapter(copy.deepcopy(model, known), adaptation, task)
+    tensors = [*model.parameters(), *model.buffers()]
+    try:
+        return with_adapter(copy.deepcopy(model, {id(t): _emptied(t) for t in tensors}), _cheap(adaptation), task)
+    except UserError:
+        raise
+    except Exception:  # an adapter that reads the weights
+        return with_adapter(copy.deepcopy(model, {id(t): _shared(t) for t in tensors}), adaptation, task)
+
+
+def sketch_adapted(make: Callable[[], nn.Module], adaptation: Adaptation, task: Task | None) -> Any:
+    """As `as_adapted`, of what a function makes: it is made for this alone, and a copy could fail, as that of a module with a lock does.
+
+    Raises:
+        UserError: see `with_adapter`.
+    """
+    model = make()
+    known: dict[int, Any] = {id(t): _emptied(t) for t in [*model.parameters(), *model.buffers()]}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = known[id(tensor)]
+    try:
+        return with_adapter(model, _cheap(adaptation), task)
+    except UserError:
+        raise
+    except Exception:  # an adapter that reads the weights
+        return with_adapter(make(), adaptation, task)
+
+
+def _emptied(tensor: Any) -> Any:
+    """The tensor without its memory; a quantised one on the same memory, because peft asks how it is stored."""
+    if type(tensor) is torch.Tensor:
+        return torch.empty_like(tensor, device="meta")
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad)
+    return _shared(tensor)
+
+
+def _shared(tensor: Any) -> Any:
+    """A parameter of its own kind on the same memory; a buffer itself."""
+    if not isinstance(tensor, nn.Parameter):
+        return tensor
+    again = torch.Tensor._make_subclass(type(tensor), tensor.data, tensor.requires_grad)
+    vars(again).update(vars(tensor))
+    return again
+
+
+def _cheap(adaptation: Adaptation) -> Adaptation:
+    """Without initial values that are computed from the weights (PiSSA's decompositions take minutes): a look at an adapter needs its shapes alone."""
+    config = json.loads(adaptation.peft_config or "{}")
+    if not isinstance(config.get("init_lora_weights"), str):
+        return adaptation
+    return dataclasses.replace(adaptation, peft_config=json.dumps({**config, "init_lora_weights": True}))
 
 
 def require_peft() -> None:
@@ -191,7 +240,10 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> frozenset[str]:
     for tensor in [*model.parameters(), *model.buffers()]:
         empty = torch.empty_like(tensor, dtype=dtype if tensor.is_floating_point() else tensor.dtype, device="meta")
         known[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
-    copied = copy.deepcopy(model, known)
+    try:
+        copied = copy.deepcopy(model, known)
+    except Exception:  # a module that holds a lock or a file: what is trained is the adapter, for most
+        return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
     cast_adapter = getattr(getattr(copied, "base_model", None), "_cast_adapter_dtype", None)
     if cast_adapter is not None:
         for name in copied.peft_config:

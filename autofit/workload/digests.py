@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 import torch
@@ -38,8 +39,14 @@ def _values(config: PretrainedConfig) -> Any:
 
 
 def json_able(value: Any) -> Any:
-    """`value` through JSON and back; what JSON does not know as its text."""
-    return json.loads(json.dumps(value, default=str, sort_keys=False))
+    """`value` through JSON and back; what JSON does not know as its text, the same in every process, and without keys that it does not know."""
+    return json.loads(json.dumps(value, default=_text, sort_keys=False, skipkeys=True))
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(str(_text(item)) for item in value)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def _adapted(digest: str, adaptation: Adaptation | None) -> str:

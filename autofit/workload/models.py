@@ -263,9 +263,12 @@ def facts(resolved: ResolvedModel) -> dict[str, Any]:
     """
     objects = resolved.objects
     if objects is not None and objects.is_live:
-        model = objects.model if objects.model is not None else sketch(objects)
-        if resolved.adaptation is not None:
-            model = adapters.as_adapted(model, resolved.adaptation, resolved.task)
+        adaptation = resolved.adaptation
+        if objects.model is not None:
+            model = objects.model if adaptation is None else adapters.as_adapted(objects.model, adaptation, resolved.task)
+        else:
+            make = functools.partial(sketch, objects)
+            model = make() if adaptation is None else adapters.sketch_adapted(make, adaptation, resolved.task)
     else:
         model = build(resolved, device="meta")
     config = resolved.config

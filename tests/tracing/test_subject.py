@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from autofit.memory.request import TraceRequest
 from autofit.problem.config import TrialConfig
 from autofit.problem.spec import Workload
 from autofit.tracing import estimate_worker
-from autofit.tracing.subject import host_batch
+from autofit.tracing.subject import host_batch, trainer_of
 from autofit.workload import models
 from tests.tracing.child import in_child
 
@@ -137,6 +138,41 @@ def test_a_loss_of_the_users_own_is_in_the_peak(tmp_path: Path) -> None:
     assert own - plain > 12 * 64 * labels * 4
 
 
+UNTRACED = [
+    {"train_sampling_strategy": "group_by_length"},
+    {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2},
+    {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+    {"debug": "underflow_overflow"},
+]
+
+
+@pytest.mark.parametrize("arguments", UNTRACED, ids=str)
+def test_arguments_that_are_not_about_memory_do_not_stop_the_users_trainer(arguments: dict[str, Any], tmp_path: Path) -> None:
+    own = {"trainer_arguments": {"compute_loss_func": wasteful_loss}, "arguments": arguments}
+    workload = _workload(tmp_path / "a.pkl", model=BertForSequenceClassification(SMALL), train_dataset=ROWS, data_collator=stack, **own)
+    assert in_child(_answer, workload)["reason"] is None
+
+
+def _collected(workload: Workload) -> tuple[list[int], int]:
+    """How many older objects the collector goes through when the Trainer calls it, and how many stay frozen."""
+    seen: list[int] = []
+    collect = gc.collect
+    gc.collect = lambda *args: (seen.append(len(gc.get_objects())), collect(*args))[1]  # type: ignore[assignment]
+    try:
+        _answer(workload)
+    finally:
+        gc.collect = collect
+    return seen, gc.get_freeze_count()
+
+
+def test_a_trace_does_not_collect_garbage_in_what_was_there_before(tmp_path: Path) -> None:
+    own = {"trainer_arguments": {"compute_loss_func": wasteful_loss}}
+    seen, frozen = in_child(_collected, _workload(tmp_path / "a.pkl", model=BertForSequenceClassification(SMALL), train_dataset=ROWS, data_collator=stack, **own))
+    assert seen
+    assert max(seen) < 100_000, "there are more than that after imports alone"
+    assert frozen == 0
+
+
 class Distilling(Trainer):
     """Holds a second model on the device, and asks its tokenizer."""
 
@@ -160,6 +196,31 @@ def test_a_second_model_of_the_users_trainer_is_in_the_peak(tmp_path: Path) -> N
     assert _peak(answer) - plain > 0.95 * sum(p.numel() * 4 for p in teacher.parameters())
     base = MemoryLaw.from_json(answer["law"]).base
     assert sum(size for size, kind in zip(base.sizes, base.kinds) if kind is Kind.WEIGHTS) > sum(p.numel() * 4 for p in teacher.parameters())
+
+
+def _casts(workload: Workload) -> tuple[int, set[torch.dtype]]:
+    """Elements that are cast as the Trainer of a trace in 16 bit is made ready, and the dtypes of the second model then."""
+    cast, original = 0, torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal cast
+        cast += tensor.numel()
+        return original(tensor, *args, **kwargs)
+
+    torch.Tensor.to = to  # type: ignore[assignment,method-assign]
+    try:
+        config = TrialConfig(per_device_train_batch_size=4, precision="pure_bf16")  # type: ignore[arg-type]
+        own = trainer_of(TraceRequest(workload=workload, config=config, batch=4))
+    finally:
+        torch.Tensor.to = original  # type: ignore[method-assign]
+    assert own is not None
+    return cast, {p.dtype for p in own[1]["teacher"].parameters()}
+
+
+def test_a_second_model_is_not_cast_for_a_trace(tmp_path: Path) -> None:
+    given = {"model": BertForSequenceClassification(SMALL), "train_dataset": ROWS, "data_collator": stack}
+    own = {"trainer_cls": Distilling, "trainer_arguments": {"teacher": BertForSequenceClassification(SMALL)}}
+    assert in_child(_casts, _workload(tmp_path / "a.pkl", **given, **own)) == (0, {torch.bfloat16})
 
 
 class Switched(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import threading
 from typing import Any
 
 import pytest
@@ -163,6 +164,56 @@ def test_facts_of_a_live_model_under_an_adapter_are_those_of_a_built_one_and_lea
     told = ("n_params", "n_trainable_params", "adapter", "adapter_config", "weights_bytes")
     assert {name: found[name] for name in told} == {name: built[name] for name in told}
     assert (names(live), [p.requires_grad for p in live.parameters()]) == (names_before, frozen)
+
+
+class Locked(torch.nn.Module):
+    """Cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lock = torch.nn.Linear(8, 8), threading.Lock()
+
+
+def test_a_model_that_cannot_be_copied_is_looked_at_and_put_in_16_bit() -> None:
+    config = peft.LoraConfig(r=2, target_modules=["linear"])
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=config))
+    assert models.facts(models.resolve_with(workload, LiveObjects(model_init=Locked)))["n_trainable_params"] == 32
+    model = in_dtype(peft.get_peft_model(Locked(), config), torch.bfloat16)
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in model.parameters() if not p.requires_grad} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("options", [{"init_lora_weights": "pissa"}, {"init_lora_weights": "pissa_niter_4"}, {"init_lora_weights": "olora"}, {"use_dora": True}], ids=str)
+@pytest.mark.parametrize("how", ["model", "model_init"])
+def test_a_look_at_an_adapter_does_not_compute_with_the_weights(how: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AutoModelForCausalLM.from_config(tiny.config("llama"))
+    weight, before = model.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight.detach().clone()
+    given: dict[str, Any] = {"model": model} if how == "model" else {"model_init": lambda: model}
+    config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=["q_proj"], **options)
+    read: list[torch.device] = []
+    for name in ("svd", "qr", "norm"):
+        original = getattr(torch.linalg, name)
+        monkeypatch.setattr(torch.linalg, name, lambda t, *a, original=original, **k: (read.append(t.device), original(t, *a, **k))[1])
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=config))
+    assert models.facts(models.resolve_with(workload, LiveObjects(**given)))["adapter"] == "LORA"
+    assert {device.type for device in read} <= {"meta"}
+    assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("how", ["model", "model_init"])
+def test_an_adapter_that_reads_the_weights_is_looked_at_on_them(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = peft.get_peft_model
+
+    def reads(model: Any, config: Any) -> Any:
+        float(next(model.parameters()).sum())
+        return original(model, config)
+
+    monkeypatch.setattr(peft, "get_peft_model", reads)
+    given: dict[str, Any] = {how: torch.nn.Sequential(torch.nn.Linear(8, 8)) if how == "model" else lambda: torch.nn.Sequential(torch.nn.Linear(8, 8).cpu())}
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=peft.LoraConfig(r=2, target_modules=["0"])))
+    if how == "model_init":
+        monkeypatch.setattr(models, "sketch", lambda objects: objects.model_init())
+    assert models.facts(models.resolve_with(workload, LiveObjects(**given)))["n_trainable_params"] == 32
 
 
 def test_a_live_model_is_not_quantised_here() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +162,21 @@ def test_what_no_shape_of_a_parameter_shows_is_part_of_the_digest(live: bool, ch
         return models.resolve_with(Workload(model="<mine>"), objects).digest
 
     assert digest() == digest() != digest(**change)
+
+
+def test_a_config_with_objects_of_the_users_own_has_a_digest_that_is_the_same_in_every_process() -> None:
+    code = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from autofit.workload.digests import module_digest
+class Own: pass
+config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+config.own = [Own(), {"a", "b", "c", "d"}, {(1, 2): 3}]
+print(module_digest(LlamaForCausalLM(config)))
+"""
+    found = {
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True).stdout for seed in "12"
+    }
+    assert len(found) == 1
 
 
 def test_facts_tell_the_parent_what_it_needs_as_json() -> None:
