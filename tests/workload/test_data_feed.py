@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,8 @@ from autofit.workload.data.measured import data_facts, epoch_counts, measured_si
 from autofit.workload.data.order import EndlessBatches, Plan
 from autofit.workload.token_count import TokenCounter, padding_share, tokens_per_sample
 from tests.uneven import SMALL, OwnLoader, Sentences, pad, pad_to_16
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 LENGTHS = [5 + (37 * i) % 40 for i in range(60)] + [120, 90]
 BATCH = 4

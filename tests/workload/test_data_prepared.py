@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from tokenizers import processors
@@ -25,6 +24,8 @@ from autofit.workload.data.labels import tags_of
 from autofit.workload.data.prepared import Prepared, prepare, sample
 from tests.refusals import refused
 from tests.uneven import SMALL, save_model, text, tokenizer
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 LENGTHS = (3, 30, 8, 12, 1, 20)
 ROWS = {"text": [text(n, seed=n) for n in LENGTHS], "label": ["good", "bad", "good", "ugly", "bad", "good"]}

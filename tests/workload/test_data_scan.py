@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,8 @@ from autofit.workload.data.scan import length_of_row, lengths_of
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
 from tests.uneven import SMALL, Sentences, Torn
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 LENGTHS = [4, 9, 2, 7]
 IDS = [[1] * n for n in LENGTHS]

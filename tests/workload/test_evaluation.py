@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -15,6 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 from autofit.processes.protocol import SCRATCH
 from autofit.workload.evaluation import data_label, evaluate, first_rows, longest_rows, nested_bytes
 from tests.refusals import refused
+
+datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
 LENGTHS = [3, 9, 1, 7, 9, 2]
 ROWS = [{"input_ids": [1] * n, "labels": n % 2} for n in LENGTHS]
