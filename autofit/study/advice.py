@@ -228,7 +228,7 @@ class Advisor:
     ) -> Certificate:
         statement = (
             f"none of the {untested} untested configurations is predicted, at {100 * LEVEL:.0f} %, to fit and to beat "
-            f"{self._configs[best].label()} by more than {100 * tolerance:.3g} %"
+            f"{self._configs[best].label()}, the best by the cost model, by more than {100 * tolerance:.3g} %"
         )
         if tolerance > self._tolerance:
             statement += f" (widened from {100 * self._tolerance:.3g} %: after {PATIENCE} completed trials each further one has to promise more)"
