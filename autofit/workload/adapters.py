@@ -79,8 +79,8 @@ def as_adapted(model: nn.Module, adaptation: Adaptation, task: Task | None) -> A
         return with_adapter(copy.deepcopy(model, {id(t): _emptied(t) for t in tensors}), _cheap(adaptation), task)
     except UserError:
         raise
-    except Exception:  # an adapter that reads the weights
-        return with_adapter(copy.deepcopy(model, {id(t): _shared(t) for t in tensors}), adaptation, task)
+    except Exception:  # an adapter that reads the weights; where that was not the reason, it is raised again here
+        return with_adapter(copy.deepcopy(model, {id(t): _shared(t) for t in tensors}), _cheap(adaptation), task)
 
 
 def sketch_adapted(make: Callable[[], nn.Module], adaptation: Adaptation, task: Task | None) -> Any:
@@ -100,8 +100,8 @@ def sketch_adapted(make: Callable[[], nn.Module], adaptation: Adaptation, task: 
         return with_adapter(model, _cheap(adaptation), task)
     except UserError:
         raise
-    except Exception:  # an adapter that reads the weights
-        return with_adapter(make(), adaptation, task)
+    except Exception:  # as above
+        return with_adapter(make(), _cheap(adaptation), task)
 
 
 def _emptied(tensor: Any) -> Any:
@@ -123,7 +123,8 @@ def _shared(tensor: Any) -> Any:
 
 
 def _cheap(adaptation: Adaptation) -> Adaptation:
-    """Without initial values that are computed from the weights (PiSSA's decompositions take minutes): a look at an adapter needs its shapes alone."""
+    """Without initial values that are computed from the weights (PiSSA's decompositions take minutes, OLoRA changes the weights themselves): a look at
+    an adapter needs its shapes alone."""
     config = json.loads(adaptation.peft_config or "{}")
     if not isinstance(config.get("init_lora_weights"), str):
         return adaptation
@@ -242,7 +243,7 @@ def kept_in_float32(model: Any, dtype: torch.dtype) -> frozenset[str]:
         known[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
     try:
         copied = copy.deepcopy(model, known)
-    except Exception:  # a module that holds a lock or a file: what is trained is the adapter, for most
+    except (TypeError, RuntimeError):  # a module that holds a lock, or a tensor that was computed: what is trained is the adapter, for most
         return frozenset(name for name, p in model.named_parameters() if p.requires_grad)
     cast_adapter = getattr(getattr(copied, "base_model", None), "_cast_adapter_dtype", None)
     if cast_adapter is not None:

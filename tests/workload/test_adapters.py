@@ -209,11 +209,15 @@ def test_an_adapter_that_reads_the_weights_is_looked_at_on_them(how: str, monkey
         return original(model, config)
 
     monkeypatch.setattr(peft, "get_peft_model", reads)
-    given: dict[str, Any] = {how: torch.nn.Sequential(torch.nn.Linear(8, 8)) if how == "model" else lambda: torch.nn.Sequential(torch.nn.Linear(8, 8).cpu())}
-    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=peft.LoraConfig(r=2, target_modules=["0"])))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    before = model[0].weight.detach().clone()
+    given: dict[str, Any] = {how: model if how == "model" else lambda: torch.nn.Sequential(torch.nn.Linear(8, 8).cpu())}
+    config = peft.LoraConfig(r=2, target_modules=["0"], init_lora_weights="olora")
+    workload = Workload(model="<live>", adaptation=adaptation_of(peft_config=config))
     if how == "model_init":
         monkeypatch.setattr(models, "sketch", lambda objects: objects.model_init())
     assert models.facts(models.resolve_with(workload, LiveObjects(**given)))["n_trainable_params"] == 32
+    assert torch.equal(model[0].weight, before), "OLoRA takes what it moves into the adapter out of the weights"
 
 
 def test_a_live_model_is_not_quantised_here() -> None:
