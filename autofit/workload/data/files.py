@@ -128,7 +128,7 @@ def _split_of(source: DataSource, found: Mapping[str, datasets.Dataset]) -> data
         return found[name]
     try:  # a part of a split, or several of them, as files are asked for
         parts = datasets.ReadInstruction.from_spec(name).to_absolute({own: len(rows) for own, rows in found.items()})
-    except Exception:  # the parser raises what it likes, all of it because of this name
+    except (ValueError, AssertionError):  # what `ReadInstruction` raises for a name that it cannot read, or a part that is not there
         splits = ", ".join(f"{own} ({len(rows)} rows)" for own, rows in found.items())
         raise UserError(f"{source.dataset!r} has no split {name!r}", hint=f"its splits are {splits}") from None
     return datasets.concatenate_datasets([found[part.splitname].select(range(part.from_, part.to)) for part in parts])
