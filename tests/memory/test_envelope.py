@@ -46,3 +46,27 @@ def test_a_smaller_batch_that_needs_more_lifts_the_larger_one() -> None:
     envelope = Envelope(raw=lambda batch: 500 if batch == 4 else 100 + batch)
     assert envelope.at(3) == 103
     assert [envelope.at(b) for b in (4, 5, 8, 16)] == [500, 500, 500, 500]
+
+
+def test_between_the_eighths_a_batch_is_told_as_it_is_where_its_neighbours_allow() -> None:
+    odd = Envelope(raw=lambda batch: 100 * batch + 60 * (batch % 2))
+    assert [odd.at(b) for b in (40, 41, 42, 43, 44)] == [4000, 4160, 4200, 4360, 4400]
+    jump = Envelope(raw=lambda batch: 100 * batch + 900 * (batch % 2))
+    assert [jump.at(b) for b in (40, 41, 42, 43, 44)] == [4000, 4400, 4400, 4400, 4400]
+    small = Envelope(raw=lambda batch: 100 * batch + 150 * (batch % 2))
+    assert [small.at(b) for b in (40, 41, 42, 43, 44)] == [4000, 4250, 4250, 4400, 4400]
+
+
+def test_between_the_eighths_few_more_are_asked_for() -> None:
+    asked: list[int] = []
+
+    def raw(batch: int) -> int:
+        asked.append(batch)
+        return 10 * batch
+
+    envelope = Envelope(raw=raw)
+    envelope.at(576)
+    envelope.at(640)
+    asked.clear()
+    assert envelope.at(621) == 6210
+    assert len(asked) == 5  # four halves of the 64 between the eighths, and one of four neighbours
