@@ -15,7 +15,7 @@ from typing import Any
 
 from autofit.errors import FileFormatError
 
-VERSION = 1
+VERSION = 2
 
 
 class Moment(StrEnum):
@@ -111,6 +111,29 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stairs:
+    """A size that follows a line through the batch in steps.
+
+    Attributes:
+        grain: bytes of one step: the size is the next multiple of it above the line,
+        most: but not above this,
+        later: until the line is so far up that a step for each of these many bytes of it is more.
+        least: a line up to here means that nothing is taken.
+    """
+
+    grain: int
+    most: int
+    later: int
+    least: int
+
+    def at(self, line: int) -> int:
+        """Bytes where the line is at `line`."""
+        if line <= self.least:
+            return 0
+        return max(min(-(-line // self.grain) * self.grain, self.most), -(-line // self.later) * self.grain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """Storages of a few training steps.
 
@@ -123,7 +146,7 @@ class Trace:
         marks: phase boundaries, by index.
         ops: work of the last micro-step and the last update (not of the steps before).
         facts: what was traced.
-        ceilings: (allocation, bytes that it never exceeds) where the size stops growing with the batch; `sizes` may be larger.
+        stairs: (allocation, `Stairs`) where `sizes` holds a line, and `taken` what is asked for.
     """
 
     events: tuple[int, ...]
@@ -134,7 +157,7 @@ class Trace:
     marks: tuple[Mark, ...]
     facts: Facts
     ops: tuple[OpCost, ...] = ()
-    ceilings: tuple[tuple[int, int], ...] = ()
+    stairs: tuple[tuple[int, Stairs], ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.operators) == len(self.kinds):
@@ -152,13 +175,13 @@ class Trace:
         if born != len(dead):
             raise ValueError(f"{len(dead)} allocations are described but {born} are born")
 
-    def capped(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """`sizes`, none above its ceiling."""
-        if not self.ceilings:
-            return tuple(sizes)
-        found = list(sizes)
-        for allocation, most in self.ceilings:
-            found[allocation] = min(found[allocation], most)
+    def taken(self, lines: Sequence[int]) -> tuple[int, ...]:
+        """Bytes asked for, per allocation, where `lines` stands for `sizes`."""
+        if not self.stairs:
+            return tuple(lines)
+        found = list(lines)
+        for allocation, stairs in self.stairs:
+            found[allocation] = stairs.at(found[allocation])
         return tuple(found)
 
     def operator(self, allocation: int) -> str:
@@ -194,7 +217,7 @@ class Trace:
                 [moments.index(o.moment), row[o.operator, o.dtype], o.flops, o.nbytes, o.kernels] for o in ops
             ],
             "facts": facts_to_json(self.facts),
-            "ceilings": [list(row) for row in self.ceilings],
+            "stairs": [[k, s.grain, s.most, s.later, s.least] for k, s in self.stairs],
         }
 
     @classmethod
@@ -220,7 +243,10 @@ class Trace:
                 ),
                 ops=tuple(_op(moments[m], data["op_names"][n], f, b, k) for m, n, f, b, k in data["ops"]),
                 facts=facts_from_json(data["facts"]),
-                ceilings=tuple((k, most) for k, most in data.get("ceilings", ())),
+                stairs=tuple(
+                    (k, Stairs(grain=grain, most=most, later=later, least=least))
+                    for k, grain, most, later, least in data["stairs"]
+                ),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise FileFormatError(f"not a trace: {error!r}") from None

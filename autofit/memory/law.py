@@ -1,7 +1,7 @@
 """From traces at two batch sizes to the peaks at any batch.
 
 The steps of a training loop make the same allocations in the same order whatever the batch (from 2 on), and each
-allocation's size is affine in the batch, some up to a ceiling. So the law is not a line through two peaks, which is wrong by up to 83 % when
+allocation's size is affine in the batch, some in steps. So the law is not a line through two peaks, which is wrong by up to 83 % when
 the peak moves from the update to the activations, but a line per allocation; the peaks of a batch come from a replay
 with its sizes. A batch of 1 takes other paths through broadcasting and reshaping and has a trace of its own, as have
 one micro-step per update and several (gradients stay alive between micro-steps).
@@ -87,7 +87,7 @@ class MemoryLaw:
             NotAffine: another structure or size, by the first allocation that differs.
         """
         compare_structure(self.base, trace)
-        for k, (told, seen) in enumerate(zip(self.sizes(trace.facts.batch), trace.capped(trace.sizes))):
+        for k, (told, seen) in enumerate(zip(self.sizes(trace.facts.batch), trace.taken(trace.sizes))):
             if told != seen:
                 raise NotAffine(
                     f"{trace.operator(k)} asks for {seen} bytes at batch {trace.facts.batch}, not {told}"
@@ -96,18 +96,18 @@ class MemoryLaw:
     def sizes(self, batch: int) -> tuple[int, ...]:
         """Bytes of every allocation at `batch`."""
         if batch == 1 and self.single is not None:
-            return self.single.capped(self.single.sizes)
+            return self.single.taken(self.single.sizes)
         more, span = batch - self.base.facts.batch, self.span
         if more % span == 0:
             times = more // span
-            return self.base.capped([max(0, a + r * times) for a, r in zip(self.base.sizes, self.rises)])
-        return self.base.capped([max(0, a - (-r * more // span)) for a, r in zip(self.base.sizes, self.rises)])
+            return self.base.taken([max(0, a + r * times) for a, r in zip(self.base.sizes, self.rises)])
+        return self.base.taken([max(0, a - (-r * more // span)) for a, r in zip(self.base.sizes, self.rises)])
 
     def trace(self, batch: int) -> Trace:
         """The trace as it would be at `batch`."""
         if batch == 1 and self.single is not None:
-            return replace(self.single, sizes=self.sizes(1))
-        return replace(self.base, sizes=self.sizes(batch), facts=replace(self.base.facts, batch=batch))
+            return replace(self.single, sizes=self.sizes(1), stairs=())
+        return replace(self.base, sizes=self.sizes(batch), stairs=(), facts=replace(self.base.facts, batch=batch))
 
     def exact(self, batch: int) -> bool:
         """Whether `batch` was traced or lies on the law, not before its beginning."""
@@ -316,6 +316,8 @@ def compare_structure(one: Trace, other: Trace) -> None:
             raise NotAffine(
                 f"allocation {k} is {one.names[a]} in one trace and {other.names[b]} in the other"
             )
+    if one.stairs != other.stairs:
+        raise NotAffine("sums of other shapes share memory")
     if one.events != other.events and _ordered(one.events) != _ordered(other.events):
         raise NotAffine("storages die at other times")
 

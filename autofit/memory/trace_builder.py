@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autofit.memory.events import Facts, Kind, Mark, Moment, OpCost, Trace
+from autofit.memory.events import Facts, Kind, Mark, Moment, OpCost, Stairs, Trace
 
 
 class TraceBuilder:
@@ -21,13 +21,13 @@ class TraceBuilder:
         self._rows: dict[str, int] = {}
         self._marks: list[Mark] = []
         self._ops: list[OpCost] = []
-        self._ceilings: list[tuple[int, int]] = []
+        self._stairs: list[tuple[int, Stairs]] = []
 
-    def alloc(self, nbytes: int, operator: str, kind: Kind = Kind.TEMPORARIES, *, ceiling: int | None = None) -> int:
-        """Record a birth; returns the allocation's number. `ceiling`: see `Trace.ceilings`."""
+    def alloc(self, nbytes: int, operator: str, kind: Kind = Kind.TEMPORARIES, *, stairs: Stairs | None = None) -> int:
+        """Record a birth; returns the allocation's number. `stairs`: see `Trace.stairs`."""
         number = len(self._sizes)
-        if ceiling is not None:
-            self._ceilings.append((number, ceiling))
+        if stairs is not None:
+            self._stairs.append((number, stairs))
         self._events.append(number)
         self._sizes.append(nbytes)
         self._operators.append(self._rows.setdefault(operator, len(self._rows)))
@@ -75,5 +75,5 @@ class TraceBuilder:
             marks=tuple(self._marks),
             ops=tuple(self._ops),
             facts=facts,
-            ceilings=tuple(self._ceilings),
+            stairs=tuple(self._stairs),
         )

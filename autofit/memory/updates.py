@@ -7,7 +7,7 @@ checkpointing, tells all of them. What two traces must agree on for that is chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autofit.memory.events import Mark, Moment, OpCost, Trace
@@ -156,11 +156,11 @@ def _copy(
     skip: frozenset[int] = frozenset(),
 ) -> None:
     """Write `phase` of `trace`; `numbers` translates its allocations and learns new ones."""
-    ceilings: Mapping[int, int] = dict(trace.ceilings)
+    stairs = dict(trace.stairs)
     for event in trace.events[phase.begin : phase.end]:
         if event >= 0:
             numbers[event] = builder.alloc(
-                trace.sizes[event], trace.operator(event), trace.kinds[event], ceiling=ceilings.get(event)
+                trace.sizes[event], trace.operator(event), trace.kinds[event], stairs=stairs.get(event)
             )
         elif ~event not in skip:
             builder.free(numbers[~event])

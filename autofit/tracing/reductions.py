@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from autofit.memory.events import Stairs
+
 _THREADS, _WARP = 512, 32  # of a block
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # per thread, before blocks share an output
 _ACCUMULATOR = 4  # bytes: sums are held in fp32
@@ -35,44 +37,44 @@ class Shared:
     """Bytes of one sum's meeting place.
 
     Attributes:
-        nbytes: as many as the rows need, without an upper bound.
-        most: bytes that suffice for any number of rows.
+        line: bytes as many as the rows need, on a line through them.
+        stairs: from there to the bytes that are taken.
         semaphores: bytes of the locks.
     """
 
-    nbytes: int
-    most: int
+    line: int
+    stairs: Stairs
     semaphores: int
 
 
-def shared_sum(rows: int, columns: int, capability: tuple[int, int], *, smooth: bool) -> Shared | None:
-    """The meeting place of a sum of a (rows, columns) matrix over its rows; None when no blocks share an output.
+def shared_sum(rows: int, columns: int, capability: tuple[int, int]) -> Shared | None:
+    """The meeting place of a sum of a (rows, columns) matrix over its rows; None when no blocks share an output, however many rows there are.
 
     Args:
         rows, columns: of the input.
         capability: of the card.
-        smooth: whether `nbytes` lies on a line through the rows, and thresholds in them are ignored.
     """
     vector = next(width for width in (4, 2, 1) if columns % width == 0)
     most_threads, wide = _THREADS // vector, columns // vector
-    tall = most_threads if smooth else rows
     width = min(_power(wide, most_threads), _WARP)
-    height = min(_power(tall, most_threads), most_threads // width)
+    height = most_threads // width  # few rows make it less, but then no blocks share
     width = min(_power(wide, most_threads), most_threads // height)
     grid = -(-wide // width)
     processors, threads = PROCESSORS.get(capability, _USUAL)
-    target = processors * (threads // (width * height))
-    values = -(-rows // height)
-    if grid > target:
+    most = -(-processors * (threads // (width * height)) // grid)
+    if most < 2:
         return None
-    if not smooth and (rows < min(height * _LEAST_VALUES, _MOST_VALUES) or values < _MOST_VALUES):
-        return None
-    one = _ACCUMULATOR * columns * width * vector
-    most = -(-target // grid)
-    if smooth:
-        return Shared(nbytes=-(-one * rows // (height * _LEAST_VALUES)), most=one * most, semaphores=4 * grid)
-    blocks = max(min(most, -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
-    return Shared(nbytes=one * blocks, most=one * blocks, semaphores=4 * grid) if blocks > 1 else None
+    block = _ACCUMULATOR * columns * width * vector
+    return Shared(
+        line=-(-block * rows // (height * _LEAST_VALUES)),
+        stairs=Stairs(
+            grain=block,
+            most=block * most,
+            later=block * _MOST_VALUES // _LEAST_VALUES,
+            least=block * (_MOST_VALUES - 1) // _LEAST_VALUES,
+        ),
+        semaphores=4 * grid,
+    )
 
 
 def summed_rows(args: Sequence[Any]) -> tuple[int, int] | None:

@@ -226,15 +226,20 @@ class StorageTracer(TorchDispatchMode):
                 self.builder.alloc(size, "cublas workspace", Kind.WORKSPACE)
 
     def _borrow_shared(self, func: Any, args: Sequence[Any]) -> None:
-        """As `_borrow`, for a sum over rows, whose memory stops growing with them."""
+        """As `_borrow`, for a sum over rows, whose memory rises with them in steps."""
         shape = summed_rows(args)
         if shape is None or self.card is None:
             return
-        shared = shared_sum(*shape, self.card.capability, smooth=self.card.smooth)
+        shared = shared_sum(*shape, self.card.capability)
         if shared is None:
             return
         name = f"{self._name(func)} workspace"
-        place = self.builder.alloc(shared.nbytes, name, Kind.WORKSPACE, ceiling=shared.most)
+        if self.card.smooth:  # structure must not depend on the batch: below the first step it takes next to nothing
+            place = self.builder.alloc(shared.line, name, Kind.WORKSPACE, stairs=shared.stairs)
+        elif taken := shared.stairs.at(shared.line):
+            place = self.builder.alloc(taken, name, Kind.WORKSPACE)
+        else:
+            return
         locks = self.builder.alloc(shared.semaphores, name, Kind.WORKSPACE)
         for number in (locks, place):
             self.builder.free(number)

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autofit.errors import FileFormatError
-from autofit.memory.events import Facts, Trace
+from autofit.memory.events import Facts, Stairs, Trace
 from autofit.memory.law import MemoryLaw, NotAffine, SequenceLaw, compare_structure
 from autofit.memory.replay import replay
+from autofit.memory.trace_builder import TraceBuilder
 from tests.memory.traces import MIB, births, programs, trace_of, training_loop
 
 
@@ -165,3 +166,21 @@ def test_a_fourth_length_off_the_parabola_is_noticed() -> None:
 def test_two_lengths_are_not_enough() -> None:
     with pytest.raises(NotAffine, match="three lengths"):
         SequenceLaw.fit(length_laws((128, 256)))
+
+
+def test_what_rises_in_steps_is_told_between_and_beyond_the_traces() -> None:
+    stairs = Stairs(grain=10, most=50, later=160, least=20)
+
+    def traced(batch: int, found: Stairs) -> Trace:
+        builder = TraceBuilder()
+        builder.alloc(MIB * batch, "aten.mm.default")
+        builder.free(builder.alloc(7 * batch, "aten.sum.dim_IntList workspace", stairs=found))
+        return builder.build(Facts(batch=batch))
+
+    law = MemoryLaw.fit(traced(2, stairs), traced(4, stairs), single=traced(1, stairs), checks=[traced(5, stairs)])
+    told = {batch: law.sizes(batch)[1] for batch in (1, 2, 3, 5, 7, 100, 200)}
+    assert told == {1: 0, 2: 0, 3: 30, 5: 40, 7: 50, 100: 50, 200: 90}
+    assert law.trace(100).sizes == law.sizes(100) == law.trace(100).taken(law.trace(100).sizes)
+    assert MemoryLaw.from_json(json.loads(json.dumps(law.to_json()))) == law
+    with pytest.raises(NotAffine, match="share memory"):
+        MemoryLaw.fit(traced(2, stairs), traced(4, replace(stairs, most=60)))

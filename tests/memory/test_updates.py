@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.memory.events import Facts, Kind, Moment, Trace
+from autofit.memory.events import Facts, Kind, Moment, Stairs, Trace
 from autofit.memory.law import compare_structure
 from autofit.memory.replay import replay
 from autofit.memory.trace_builder import TraceBuilder
@@ -58,7 +58,7 @@ def traced(model: Model, optimizer: Optimizer) -> Trace:
             for number in kept:
                 builder.free(number)
             kept.clear()
-            saved = [builder.alloc(n, "aten.mm.default", ceiling=n + 5) for n in model.activations]
+            saved = [builder.alloc(n, "aten.mm.default", stairs=Stairs(grain=3, most=n + 5, later=n + 50, least=1)) for n in model.activations]
             builder.op("aten.mm.default", dtype="fp32", flops=8, nbytes=8)
             builder.mark(Moment.BACKWARD, step=step, micro_step=micro_step)
             gradients = gradients or [builder.alloc(n, "aten.mm.default", Kind.GRADIENTS) for n in model.weights]
@@ -72,7 +72,7 @@ def traced(model: Model, optimizer: Optimizer) -> Trace:
         if not states:
             states = [builder.alloc(n, "aten.zeros_like.default", Kind.OPTIMIZER_STATE) for n in optimizer.states]
         for size in optimizer.scratch:
-            builder.free(builder.alloc(size, "aten.sqrt.default", Kind.WORKSPACE, ceiling=size))
+            builder.free(builder.alloc(size, "aten.sqrt.default", Kind.WORKSPACE, stairs=Stairs(grain=1, most=size, later=1 << 40, least=0)))
             builder.op("aten.sqrt.default", dtype="fp32", flops=0, nbytes=size)
         if optimizer.drops_the_flag:
             builder.free(flag)

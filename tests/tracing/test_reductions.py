@@ -21,29 +21,27 @@ TAKEN = [
 
 @pytest.mark.parametrize(("capability", "rows", "columns", "nbytes", "semaphores"), TAKEN)
 def test_a_sum_takes_what_pytorch_took(capability: tuple[int, int], rows: int, columns: int, nbytes: int, semaphores: int) -> None:
-    found = shared_sum(rows, columns, capability, smooth=False)
+    found = shared_sum(rows, columns, capability)
     assert found is not None
-    assert (found.nbytes, found.semaphores) == (nbytes, semaphores)
+    assert (found.stairs.at(found.line), found.semaphores) == (nbytes, semaphores)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 1024), (512, 768), (8192, 50257)])
 def test_few_rows_and_many_columns_are_not_shared(rows: int, columns: int) -> None:
-    assert shared_sum(rows, columns, HOPPER, smooth=False) is None
+    found = shared_sum(rows, columns, HOPPER)
+    assert found is None or found.stairs.at(found.line) == 0
 
 
 @pytest.mark.parametrize("columns", [64, 770, 1024, 4096])
-def test_the_smooth_size_is_on_a_line_and_bounds_the_exact_one(columns: int) -> None:
-    def smooth(rows: int) -> tuple[int, int]:
-        found = shared_sum(rows, columns, HOPPER, smooth=True)
-        assert found is not None
-        return found.nbytes, found.most
-
-    (low, most), (high, _) = smooth(1024), smooth(2048)
-    assert high == 2 * low
-    for rows in (1024, 4096, 16384, 65536):
-        exact = shared_sum(rows, columns, HOPPER, smooth=False)
-        told = min(low * rows // 1024, most)
-        assert exact is None or exact.nbytes <= told
+def test_the_line_through_two_heights_leads_to_what_any_other_takes(columns: int) -> None:
+    (low, high) = (shared_sum(rows, columns, HOPPER) for rows in (1024, 2048))
+    assert low is not None
+    assert high is not None
+    assert low.stairs == high.stairs
+    for rows in (1024, 1536, 4096, 12017, 16384, 65536, 131072):
+        exact = shared_sum(rows, columns, HOPPER)
+        assert exact is not None
+        assert low.stairs.at(low.line + (high.line - low.line) * (rows - 1024) // 1024) == exact.stairs.at(exact.line)
 
 
 @pytest.mark.parametrize(
