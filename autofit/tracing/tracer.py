@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -104,11 +104,17 @@ class StorageTracer(TorchDispatchMode):
         self.card = card
         self._padded = padded
         self._answer_scalars = answer_scalars
+        self._lifts_on_host = False
         self._live: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._weights: set[int] = set()
         self._threads: set[tuple[int, bool]] = set()
         self._names: dict[Any, str] = {}
+
+    def __enter__(self) -> Self:
+        self._lifts_on_host = torch._C._only_lift_cpu_tensors()
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -124,6 +130,8 @@ class StorageTracer(TorchDispatchMode):
             if assumed is not None:
                 self.notes.add(assumed)
         backward = self.engine is not None and self.builder.moment is Moment.BACKWARD
+        if self._lifts_on_host:  # the fake mode told the thread that entered it; autograd's own, which recomputes checkpoints, was not told
+            torch._C._set_only_lift_cpu_tensors(True)
         if backward:
             func = self.engine.in_place(func, args) or func  # type: ignore[union-attr]
         try:

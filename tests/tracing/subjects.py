@@ -106,6 +106,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "llama": Architecture(config="LlamaConfig", head="LlamaForCausalLM", options=_GQA),
     "qwen2": Architecture(config="Qwen2Config", head="Qwen2ForCausalLM", options=_GQA),
+    "falcon": Architecture(config="FalconConfig", head="FalconForCausalLM", options=_TEXT),  # indexes by a list
     "gemma": Architecture(config="GemmaConfig", head="GemmaForCausalLM", options={**_GQA, "head_dim": 16}),
     "mixtral": Architecture(config="MixtralConfig", head="MixtralForCausalLM", options={**_GQA, "num_local_experts": 4}),
     "qwen3_moe": Architecture(

@@ -22,6 +22,10 @@ CASES: dict[str, dict[str, Any]] = {
         "arguments": {"optim": "adafactor", "activation_checkpointing": True},
         "precision": Precision.FP16,
     },
+    "falcon": {
+        "arguments": {"optim": "adamw_torch_fused", "gradient_checkpointing": True},
+        "precision": Precision.BF16,
+    },
     "llama": {"arguments": {"optim": "adamw_bnb_8bit"}, "precision": Precision.FP32},
     "t5": {"arguments": {"optim": "sgd", "label_smoothing_factor": 0.1}, "precision": Precision.BF16},
     "vit": {"arguments": {"optim": "adamw_torch"}, "precision": Precision.PURE_BF16},
