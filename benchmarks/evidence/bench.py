@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from autofit.devices.device import Device
@@ -127,13 +128,19 @@ class Bench:
 
         The last line is `{"status", "log"}`: exit status (None = ended for taking too long) and the end of its output.
         """
-        out = self.folder.file("inside", f"{script}.jsonl")
+        out = self._said(script)
         out.unlink(missing_ok=True)
         command = [sys.executable, "-m", f"benchmarks.evidence.inside.{script}"]
         message = json.dumps({**payload, "device": self.device, "out": str(out), "parent": os.getpid()})
         status, log = run_child([*command, message], self.environment(), box.timeout(most))
-        lines = out.read_text().splitlines() if out.exists() else []
-        return [*(json.loads(line) for line in lines if line.endswith("}")), {"status": status, "log": log}]
+        return [*findings(out), {"status": status, "log": log}]
+
+    def left_behind(self, script: str) -> list[dict[str, Any]]:
+        """What `inside.<script>` had found when it last ran, for a call that follows one that was killed."""
+        return findings(self._said(script))
+
+    def _said(self, script: str) -> Path:
+        return self.folder.file("inside", f"{script}.jsonl")
 
     def environment(self) -> dict[str, str]:
         """Of a child that is no trial: as a trial's, with this repository importable."""
@@ -156,6 +163,12 @@ class Bench:
             yield
         finally:
             timer.cancel()
+
+
+def findings(log: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that a child writes, without one that it did not end; none where there is no file."""
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def run_child(command: list[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from pathlib import Path
 
-from benchmarks.evidence.bench import Bench, missing, run_child
+from benchmarks.evidence.bench import Bench, findings, missing, run_child
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.inside.pytest_log import LOG_VARIABLE, PARENT_VARIABLE
 from benchmarks.evidence.store import DONE, FAILED, SKIPPED, Sheet
@@ -29,6 +29,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         sheet.skip(WHOLE, f"{', '.join(absent)} is not installed")
         return
     log = bench.folder.file("inside", "tests.jsonl")
+    _take_over(sheet, log)  # of a call that was killed
     log.unlink(missing_ok=True)
     environment = bench.environment() | {LOG_VARIABLE: str(log), PARENT_VARIABLE: str(os.getpid())}
     status: int | None = None
@@ -36,7 +37,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
     try:
         status, output = run_child(command(sheet), environment, box.left)
     finally:
-        _take_over(sheet, log.read_text().splitlines() if log.exists() else [])
+        _take_over(sheet, log)
     if status is None:
         sheet.note("the tests were cut off at the end of their box; those that had passed are kept")
         return
@@ -83,10 +84,8 @@ def command(sheet: Sheet) -> list[str]:
     return [*words, "tests/gpu"]
 
 
-def _take_over(sheet: Sheet, lines: list[str]) -> None:
+def _take_over(sheet: Sheet, log: Path) -> None:
     states = {"passed": DONE, "failed": FAILED, "skipped": SKIPPED}
-    for line in lines:
-        if line.endswith("}"):
-            found = json.loads(line)
-            more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
-            sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)
+    for found in findings(log):
+        more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
+        sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)

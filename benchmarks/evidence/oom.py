@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from autofit.units import MIB
 from benchmarks.evidence.bench import Bench, record
 from benchmarks.evidence.box import Box
@@ -33,6 +36,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
 
 
 def _provoked(bench: Bench, sheet: Sheet, box: Box) -> None:
+    _keep_provoked(bench, sheet, bench.left_behind("oom"), "")
     cases = [case for case in CASES if not sheet.settled(f"provoked {case}")]
     if not cases or not box.holds(5.0):
         return
@@ -44,17 +48,23 @@ def _provoked(bench: Bench, sheet: Sheet, box: Box) -> None:
         "limit_bytes": context + bench.plan.oom_limit_bytes,
     }
     *found, end = bench.inside("oom", order, box, most=len(cases) * CASE_SECONDS)
-    for line in found:
-        key = f"provoked {line.pop('case')}"
-        if "died" in line or line.get("error") is None:
-            sheet.fail(key, f"no exception: {line}; {end['log'][-500:]}")
-        else:
-            sheet.put(key, **line)
-            bench.say(f"{key}: {line['error']['types'][0]} in {line['phase']}")
+    _keep_provoked(bench, sheet, found, end["log"][-500:])
     if end["status"] != 0:
         sheet.note(
             f"the script that provokes out of memory ended with status {end['status']}: {end['log'][-500:]}"
         )
+
+
+def _keep_provoked(bench: Bench, sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
+    for line in found:
+        key = f"provoked {line.pop('case')}"
+        if sheet.settled(key):
+            continue
+        if "died" in line or line.get("error") is None:
+            sheet.fail(key, f"no exception: {line}; {log}")
+        else:
+            sheet.put(key, **line)
+            bench.say(f"{key}: {line['error']['types'][0]} in {line['phase']}")
 
 
 def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
@@ -78,6 +88,7 @@ def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
 
 
 def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:
+    _keep_rooms(sheet, bench.left_behind("full_card"), "")
     rooms = [room for room in ROOMS if not sheet.settled(_room_key(room))]
     if not bench.on_cuda:
         rooms = rooms[:1]
@@ -88,14 +99,20 @@ def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:
     *found, end = bench.inside(
         "full_card", {"rooms": rooms, "seconds": CASE_SECONDS}, box, most=len(rooms) * CASE_SECONDS
     )
-    for line in found:
-        key = _room_key(line["room_bytes"])
-        if "died" in line:
-            sheet.fail(key, f"{line}; {end['log'][-500:]}")
-        else:
-            sheet.put(key, **line)
+    _keep_rooms(sheet, found, end["log"][-500:])
     if end["status"] != 0:
         sheet.note(f"the script that fills the card ended with status {end['status']}: {end['log'][-500:]}")
+
+
+def _keep_rooms(sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
+    for line in found:
+        key = _room_key(line["room_bytes"])
+        if sheet.settled(key):
+            continue
+        if "died" in line:
+            sheet.fail(key, f"{line}; {log}")
+        else:
+            sheet.put(key, **line)
 
 
 def _room_key(room: int) -> str:

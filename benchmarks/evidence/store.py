@@ -7,9 +7,11 @@ by the next call; what failed is tried again, what is partial is gone on with. A
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,23 @@ class Folder:
         path = self.path.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other calls off the folder: each would write its own rows over the other's. The kernel lets go when the process ends.
+
+        Raises:
+            UserError: another call works in it.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another call works in {str(self.path)!r}", hint="wait for that one, or give another --out") from None
+            yield
+        finally:
+            os.close(handle)
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """Refuse to go on with a folder that was made under other conditions.

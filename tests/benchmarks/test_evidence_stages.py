@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from autofit.errors import NothingFits, SearchFailed, UserError, WorkerError
 from autofit.search import tuning
-from benchmarks.evidence import gpu_tests, search
-from benchmarks.evidence.store import DONE, FAILED, Sheet
+from benchmarks.evidence import gpu_tests, oom, search
+from benchmarks.evidence.bench import Bench
+from benchmarks.evidence.box import Box
+from benchmarks.evidence.plan import full_plan
+from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet
 
 
 class Stand:
@@ -60,3 +64,32 @@ def test_pytest_that_failed_without_a_test_is_no_run(status: int, failed: bool, 
         sheet.fail("tests/gpu/test_a.py::test_b", "assert")
     gpu_tests.conclude(Stand(tmp_path), sheet, status, "output")  # type: ignore[arg-type]
     assert sheet.rows[gpu_tests.WHOLE]["state"] == state
+
+
+def stand_after_a_kill(tmp_path: Path, script: str, *lines: dict[str, Any]) -> Bench:
+    """Of a call that was killed: the lines that a child had written, the last one torn."""
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+    log = bench.folder.file("inside", f"{script}.jsonl")
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half": {}')
+    return bench
+
+
+def test_tests_that_had_passed_before_a_kill_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = {"test": "tests/gpu/test_a.py::test_b", "outcome": "passed", "seconds": 1.0, "text": ""}
+    bench = stand_after_a_kill(tmp_path, "tests", passed)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(gpu_tests, "run_child", lambda words, *_: (commands.append(words), (0, ""))[1])
+    sheet = bench.folder.sheet("tests")
+    gpu_tests.run(bench, sheet, Box(60.0))
+    assert sheet.done(passed["test"])
+    assert passed["test"] in commands[0]
+
+
+def test_out_of_memory_that_was_provoked_before_a_kill_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = {"case": "forward", "phase": "forward", "error": {"types": ["torch.OutOfMemoryError"]}}
+    bench = stand_after_a_kill(tmp_path, "oom", finding)
+    (tmp_path / "inside" / "full_card.jsonl").write_text(json.dumps({"room_bytes": oom.ROOMS[0], "failed_at": None}) + "\n")
+    monkeypatch.setattr(oom, "_limits", lambda *_: None)
+    sheet = bench.folder.sheet("oom")
+    oom.run(bench, sheet, Box(0.0))
+    assert set(sheet.rows) == {"provoked forward", "room of 64 MiB"}
