@@ -204,6 +204,7 @@ def run_stage(name: str, bench: Bench, box: Box, grace: float, rows: list[Done])
     try:
         try:
             with hard_stop(box.seconds + grace):
+                sheet.plan(stage.planned(bench))
                 stage.run(bench, sheet, box)
         except BoxExpired:
             note = "a point was cut off at the end of the box"

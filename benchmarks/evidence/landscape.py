@@ -9,13 +9,13 @@ from pathlib import Path
 
 from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.problem.space import Space
-from autofit.search.recording import record_landscape
+from autofit.search.recording import GIVEN_UP, record_landscape
 from autofit.search.scene import space_of
 from autofit.trials.landscape import Landscape
 from benchmarks.evidence.bench import TRIAL_SECONDS, Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem
-from benchmarks.evidence.store import DONE, PARTIAL, Sheet
+from benchmarks.evidence.store import DONE, PARTIAL, Sheet, put_aside
 
 START_SECONDS = 15.0  #: less is not worth starting a fork server and describing a model
 DRY_START_SECONDS = 4.0
@@ -43,6 +43,9 @@ def grid_path(bench: Bench, problem: Problem) -> Path:
 def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
     spec = problem.spec(bench.device, trial_timeout_seconds=box.timeout(TRIAL_SECONDS))
     space, path = space_of(spec, bench.describe(problem.workload)), grid_path(bench, problem)
+    if path.exists() and count(path) == 0:
+        put_aside(path)
+        sheet.note(f"the grid {path.name} could not be read, and was begun anew")
     ends: list[float] = [time.monotonic()]
     messages: list[str] = []
 
@@ -52,6 +55,7 @@ def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
         if len(messages) % 20 == 0:
             bench.say(f"{problem.name} {text}")
 
+    _keep(sheet, problem, space, path, [], [], None)  # a grid that is killed is in the table too
     error: str | None = None
     try:
         record_landscape(
@@ -62,7 +66,7 @@ def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
             say=say,
         )
     except (SearchFailed, UserError) as failure:
-        error = failure.message
+        error = failure.message.replace(str(path), path.name)
     finally:
         _keep(sheet, problem, space, path, ends, messages, error)
 
@@ -92,7 +96,8 @@ def _keep(
         point_seconds=points,
         median_point_seconds=statistics.median(points) if points else None,
         messages=[*row.get("messages", []), *messages][-400:],
-        error=error or (None if recorded == len(space) else f"{len(space) - recorded} points are left"),
+        left_out=[text for text in messages if text.endswith(f"({GIVEN_UP})")],
+        error=error,
     )
 
 

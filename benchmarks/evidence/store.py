@@ -35,6 +35,7 @@ class Sheet:
 
     def __init__(self, path: Path, *, stage: str, dry_run: bool) -> None:
         self.path, self.stage = path, stage
+        self._unreadable = False
         self._data: dict[str, Any] = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -55,9 +56,8 @@ class Sheet:
             if flaw := _flaw(found):
                 raise FileFormatError(f"{str(self.path)!r} is not a sheet of evidence: {flaw}")
         except FileFormatError as error:
-            aside = self.path.with_suffix(f".unreadable-{os.getpid()}")
-            self.path.rename(aside)
-            self._data["notes"].append(f"an unreadable file was put aside as {aside.name}: {error.message}")
+            self._unreadable = True
+            self._data["notes"].append(f"what was recorded before could not be read: {error.message.replace(str(self.path), self.path.name)}")
             return
         if found["dry_run"] != dry_run:
             raise UserError(
@@ -78,7 +78,7 @@ class Sheet:
 
     @property
     def left(self) -> list[str]:
-        """Keys that were planned and have no row, at the end of the last call."""
+        """Keys that were planned and are not settled, as of the last point."""
         return list(self._data["left"])
 
     @property
@@ -102,6 +102,7 @@ class Sheet:
     def put(self, key: str, state: str = DONE, /, **content: Any) -> None:
         """Record one point; the file is whole before and after."""
         self._data["rows"][key] = {"state": state, "recorded": now(), **content}
+        self._data["left"] = [name for name in self.left if not self.settled(name)]
         self.save()
 
     def skip(self, key: str, reason: str) -> None:
@@ -124,14 +125,21 @@ class Sheet:
         self._data["errors"] = [*self._data["errors"], traceback][-MAX_ERRORS:]
         self.save()
 
-    def close(self, seconds: float, planned: Iterable[str]) -> None:
-        """End one call: add its time, note what is left of the plan."""
-        self._data["seconds"] += seconds
+    def plan(self, planned: Iterable[str]) -> None:
+        """Note what is to be recorded, so that a report of a call that was killed says what it lacks."""
         self._data["left"] = [key for key in planned if not self.settled(key)]
         self.save()
 
+    def close(self, seconds: float, planned: Iterable[str]) -> None:
+        """End one call: add its time, note what is left of the plan."""
+        self._data["seconds"] += seconds
+        self.plan(planned)
+
     def save(self) -> None:
-        """Write the file in one step."""
+        """Write the file in one step; one that could not be read is put aside first."""
+        if self._unreadable:
+            put_aside(self.path)
+            self._unreadable = False
         write_json(self.path, self._data)
 
 
@@ -201,6 +209,11 @@ class Folder:
         key = f"call {sum(name.startswith('call') for name in run.rows) + 1}"
         run.put(key, command=command, minutes=minutes)
         return key
+
+
+def put_aside(path: Path) -> None:
+    """Give a file that cannot be read another name, so that a new one can take its place."""
+    path.rename(path.with_suffix(f".unreadable-{os.getpid()}"))
 
 
 def is_dry_run(path: str | Path) -> bool:

@@ -131,7 +131,7 @@ def caveats(reading: Reading) -> list[str]:
         sheet = reading.sheet(stage)
         if sheet.left:
             names = ", ".join(sheet.left[:6]) + (", ..." if len(sheet.left) > 6 else "")
-            found.append(f"*{stage}*: {len(sheet.left)} points are left unmeasured ({names}).")
+            found.append(f"*{stage}*: {len(sheet.left)} left, not at all or not wholly measured ({names}).")
         failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED]
         if failed:
             found.append(
@@ -143,6 +143,9 @@ def caveats(reading: Reading) -> list[str]:
                 reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
         found += [f"*{stage}*: {count} skipped: {reason}." for reason, count in reasons.items()]
         found += [f"*{stage}*: {note}." for note in sheet.notes]
+        if stage == "landscape":
+            lost = [name for name, row in sheet.rows.items() if row.get("recorded_points") and name not in sections_speed.grids(reading)]
+            found += [f"*{stage}*: the grid {name} cannot be read." for name in lost]
         if sheet.errors:
             found.append(f"*{stage}* broke: `{sheet.errors[-1].strip().splitlines()[-1][:200]}`.")
     return [*found, *STANDING_CAVEATS]

@@ -31,7 +31,7 @@ def test_caveats_come_first_and_name_what_was_not_measured(reading: Reading) -> 
     assert lines[0] == f"# Evidence on CUDA: NVIDIA Imaginary 100, {DATE}"
     assert headings[:2] == ["## Caveats", "## Machine, versions, commands"]
     found = caveats(reading)
-    assert "*memory*: 1 points are left unmeasured (trial bert large)." in found
+    assert "*memory*: 1 left, not at all or not wholly measured (trial bert large)." in found
     assert any(text.startswith("*tests*: 1 failed (tests/gpu/test_a.py::test_bad)") for text in found)
 
 
@@ -53,6 +53,34 @@ def test_a_stage_that_was_not_run_is_said_twice_and_shows_no_table(reading: Read
     assert "- *founding* was not run." in lines
     at = lines.index("## The founding table on this card")
     assert lines[at + 2] == "Not measured."
+
+
+def test_a_file_that_cannot_be_read_is_said_and_stays_where_it_is(reading: Reading) -> None:
+    paths = [reading.path / name for name in ("fidelity.json", "landscapes/bert-8.json")]
+    for path in paths:
+        path.write_text(path.read_text()[:100])
+    for _ in range(2):
+        found = caveats(Reading(reading.path))
+        assert any(text.startswith("*fidelity*: what was recorded before could not be read: evidence file 'fidelity.json'") for text in found)
+        assert "*landscape*: the grid bert-8 cannot be read." in found
+        assert all(path.exists() for path in paths)
+        assert str(reading.path) not in "\n".join(report(Reading(reading.path), DATE, {}))
+
+
+def test_a_trace_that_cannot_be_read_is_named(reading: Reading) -> None:
+    (reading.path / "snapshots" / "traced-0.json.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(FileFormatError, match=r"traced-0.json.gz' cannot be read"):
+        comparisons(reading)
+
+
+def test_what_a_grid_lacks_stands_beside_it_and_beside_the_regret_against_it(reading: Reading) -> None:
+    sheet = reading.sheet("landscape")
+    failure = "[3/4] 1x8 fp32 adamw_bnb_8bit: RuntimeError: no such kernel (its other batch sizes are left out until the next call)"
+    sheet.put("bert-8", "partial", **{k: v for k, v in sheet.rows["bert-8"].items() if k not in ("state", "recorded")}, left_out=[failure])
+    text = "\n".join(report(Reading(reading.path), DATE, {}))
+    assert "| 2 points |" in text
+    assert f"- bert-8 {failure}" in text
+    assert "| 0.0 %, 2 of 4 points |" in text
 
 
 def test_errors_of_the_prediction_are_relative_to_what_was_measured(reading: Reading) -> None:
