@@ -1,4 +1,4 @@
-"""Stage *founding*: the nine configurations of the founding table on this card, for one epoch of 512 samples, beside the figures of the V100."""
+"""Stage *founding*: the nine configurations of the founding table on this card, for some optimizer steps each, beside the figures of the V100 (one epoch of 512 samples)."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
             workload, config, box, optimizer_steps=bench.plan.founding_steps, full_length=True
         )
         run_of = {} if result.measurement is None else {"long_run": overall(result.measurement, config)}
-        record(sheet, key, result, config, published=dict(row), **run_of)
+        record(sheet, key, result, config, published=dict(row), steps=bench.plan.founding_steps, **run_of)
         bench.say(f"{key}: {result.outcome} in {result.seconds:.1f} s")

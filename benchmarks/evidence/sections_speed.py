@@ -202,6 +202,8 @@ def _confirmed(reading: Reading) -> list[str]:
 
 def founding(reading: Reading) -> list[str]:
     """The nine configurations beside the V100's figures."""
+    steps = sorted({row["steps"] for row in reading.rows("founding").values()})
+    lines = [f"Runs of {' or '.join(map(str, steps))} optimizer steps of four samples here, an epoch of 512 samples there.", ""] if steps else []
     rows = []
     for key, row in reading.rows("founding").items():
         published = row["published"]
@@ -218,9 +220,8 @@ def founding(reading: Reading) -> list[str]:
                 row["outcome"],
             )
         )
-    return reading.table(
-        ("configuration", "V100 samples/s", "here", "", "V100 card used MiB", "here", "outcome"), rows
-    )
+    headers = ("configuration", "V100 samples/s", "here", "", "V100 card used MiB", "here", "outcome")
+    return [*lines, *reading.table(headers, rows)]
 
 
 def _needed(row: Mapping[str, Any]) -> int | None:

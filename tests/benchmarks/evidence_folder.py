@@ -171,6 +171,7 @@ def _speed(folder: Folder) -> None:
     folder.sheet("founding").put(
         "4x1 fp32",
         published=published,
+        steps=32,
         outcome="completed",
         long_run=long_run,
         measurement=measurement(0.1, 10 * GIB).to_json(),
