@@ -89,7 +89,7 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
     }
     titles = {
         "search": "Speed-up of the answer",
-        "fidelity": "Trial against long run",
+        "fidelity": "Trial against long run, samples/s",
         "founding": "The founding table, samples/s",
     }
     for stage, (labels, series) in drawn.items():

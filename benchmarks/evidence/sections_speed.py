@@ -125,7 +125,8 @@ def search(reading: Reading) -> list[str]:
         "confirmed",
         "ended",
     )
-    return reading.table(headers, rows)
+    said = [f"- {key}: {text}" for key, row in reading.rows("search").items() for text in row.get("warnings", [])]
+    return [*reading.table(headers, rows), *(["What the searches warned of:", "", *said, ""] if said else [])]
 
 
 def _factor(value: float | None) -> str:
@@ -202,7 +203,7 @@ def _confirmed(reading: Reading) -> list[str]:
 
 def founding(reading: Reading) -> list[str]:
     """The nine configurations beside the V100's figures."""
-    steps = sorted({row["steps"] for row in reading.rows("founding").values()})
+    steps = sorted({row["steps"] for row in reading.rows("founding").values() if "steps" in row})
     lines = [f"Runs of {' or '.join(map(str, steps))} optimizer steps of four samples here, an epoch of 512 samples there.", ""] if steps else []
     rows = []
     for key, row in reading.rows("founding").items():

@@ -67,6 +67,10 @@ def test_a_file_that_cannot_be_read_is_said_and_stays_where_it_is(reading: Readi
         assert str(reading.path) not in "\n".join(report(Reading(reading.path), DATE, {}))
 
 
+def test_what_a_search_warned_of_is_in_the_report(reading: Reading) -> None:
+    assert "- bert-8 16 GiB: 3 trials failed" in report(reading, DATE, {})
+
+
 def test_a_trace_that_cannot_be_read_is_named(reading: Reading) -> None:
     (reading.path / "snapshots" / "traced-0.json.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(FileFormatError, match=r"traced-0.json.gz' cannot be read"):
