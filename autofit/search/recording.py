@@ -93,6 +93,9 @@ def record_landscape(
                 break
             where = f"{number % len(space) + 1}/{len(space)}" + (f" round {this_round}" if rounds > 1 else "")
             say(f"[{where}] {config.label()}: {recording.run(config, runner)}")
+        else:
+            if recording.points and len(recording.points) < len(space):
+                say(f"{recording.progress(len(space), rounds)}; the same command tries the others again")
         return recording.landscape()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.problem.adaptation import adaptation_of
+from autofit.problem.space import Space
 from autofit.problem.spec import SearchSpec, Workload
 from autofit.search.recording import (
     FAILURES_BEFORE_STOP,
@@ -221,6 +222,23 @@ def test_a_landscape_of_other_data_attention_or_adapter_is_not_gone_on_with(
     with refused(f"is the landscape of another {what}", hint="--output", kind=FileFormatError):
         record_landscape(SearchSpec(workload=Workload(model="m", **workload), effective_batch=8, device="cpu"), path)
     assert path.read_bytes() == before
+
+
+def test_a_recording_says_at_its_end_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Here(Described, Without):
+        broken = (CONFIGS[-1].optim,)
+
+        def __init__(self, *_: Any) -> None:
+            Without.__init__(self, GRID)
+            self.context_bytes = 0
+
+    monkeypatch.setattr("autofit.search.recording.ProcessRunner", Here)
+    monkeypatch.setattr("autofit.search.recording.space_of", lambda *_: Space(configs=CONFIGS))
+    said: list[str] = []
+    record_landscape(SearchSpec(workload=Workload(model="m"), effective_batch=8, device="cpu"), tmp_path / "grid.json", say=said.append)
+    works = sum(config.optim != CONFIGS[-1].optim for config in CONFIGS)
+    assert said[-1] == f"{works} of {len(CONFIGS)} configurations are recorded; the same command tries the others again"
 
 
 def test_a_replayed_trial_has_as_many_samples_as_one_run(tmp_path: Path) -> None:
