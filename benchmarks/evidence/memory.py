@@ -98,6 +98,8 @@ def _predict(
             trouble = next(iter(laws.values())).reason
     except WorkerError as error:
         trouble = f"{error.message}: {(error.hint or '')[-500:]}"
+    if trouble is not None and not box.holds():
+        return  # it was the box that ended it: the next call asks again
     if trouble is not None and bench.on_cuda:
         sheet.note(
             f"tracing beside the card failed ({trouble}); predictions come from a process that sees no card"

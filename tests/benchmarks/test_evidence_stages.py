@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autofit.errors import NothingFits, SearchFailed, UserError, WorkerError
+from autofit.problem.space import Space
 from autofit.search import tuning
-from benchmarks.evidence import gpu_tests, oom, search
+from benchmarks.evidence import gpu_tests, landscape, memory, oom, search
 from benchmarks.evidence.bench import Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import full_plan
 from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet
+from tests.benchmarks.evidence_folder import LARGE, SMALL, grid
 
 
 class Stand:
@@ -93,3 +96,59 @@ def test_out_of_memory_that_was_provoked_before_a_kill_is_kept(tmp_path: Path, m
     sheet = bench.folder.sheet("oom")
     oom.run(bench, sheet, Box(0.0))
     assert set(sheet.rows) == {"provoked forward", "room of 64 MiB"}
+
+
+@pytest.fixture
+def grid_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench with one grid of two points that takes no card."""
+    plan = full_plan()
+    bench = Bench(Folder(tmp_path, dry_run=False), replace(plan, problems=plan.problems[:1]), "cuda:0", lambda text: None)
+    monkeypatch.setattr(bench, "describe", lambda workload: {})
+    monkeypatch.setattr(landscape, "space_of", lambda *_: Space(configs=(SMALL, LARGE)))
+    return bench
+
+
+def test_what_is_known_of_a_grid_is_kept_while_it_is_recorded(grid_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid_bench.plan.problems[0]
+    kept: list[dict[str, Any]] = []
+
+    def recorder(spec: Any, path: Path, *, say: Any, **_: Any) -> None:
+        kept.append(grid_bench.folder.sheet("landscape").rows[problem.name])
+        for number in range(landscape.KEPT_EVERY):
+            say(f"point {number}")
+        kept.append(grid_bench.folder.sheet("landscape").rows[problem.name])
+
+    monkeypatch.setattr(landscape, "record_landscape", recorder)
+    landscape.run(grid_bench, grid_bench.folder.sheet("landscape"), Box(60.0))
+    assert [row["space"] for row in kept] == [2, 2]
+    assert [len(row["point_seconds"]) for row in kept] == [0, landscape.KEPT_EVERY - 1]
+    again = grid_bench.folder.sheet("landscape")
+    landscape.run(grid_bench, again, Box(60.0))
+    assert len(again.rows[problem.name]["point_seconds"]) == 2 * (landscape.KEPT_EVERY - 1)
+
+
+def test_a_grid_that_cannot_be_read_is_put_aside_and_begun_anew(grid_bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = grid_bench.plan.problems[0]
+    path = landscape.grid_path(grid_bench, problem)
+    path.write_text('{"schema": "autofit/lands')
+    monkeypatch.setattr(landscape, "record_landscape", lambda spec, path, **_: grid().save(path))
+    sheet = grid_bench.folder.sheet("landscape")
+    landscape.run(grid_bench, sheet, Box(60.0))
+    assert sheet.done(problem.name)
+    assert sheet.notes == [f"the grid {path.name} could not be read, and was begun anew"]
+    assert len(list(path.parent.glob("*.unreadable-*"))) == 1
+
+
+def test_a_trace_that_the_end_of_the_box_cut_off_is_left_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+    case = bench.plan.memory[0]
+
+    def cut_off(*_: Any, **__: Any) -> None:
+        raise WorkerError("the estimate request ran out of time")
+
+    monkeypatch.setattr(memory, "collect", cut_off)
+    sheet = bench.folder.sheet("memory")
+    setting: Any = type("Setting", (), {"workload": case.workload})
+    memory._predict(bench, sheet, Box(0.0), setting, [case], 1)
+    assert not sheet.rows
+    assert not sheet.notes
