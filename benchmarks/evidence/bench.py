@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.devices.device import Device
+from autofit.errors import AutofitError
 from autofit.problem.config import TrialConfig
 from autofit.problem.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
 from autofit.problem.spec import Workload
@@ -227,6 +228,15 @@ def record(sheet: Sheet, key: str, result: TrialResult, config: TrialConfig, **m
     unsupported = result.failure is not None and result.failure.reason is Reason.UNSUPPORTED
     sheet.put(key, DONE if fine or unsupported else FAILED, **outcome_row(result, config), **more)
     return result.outcome is Outcome.COMPLETED
+
+
+@contextlib.contextmanager
+def point(sheet: Sheet, key: str) -> Iterator[None]:
+    """A model that cannot be described, or a file that cannot be read, costs its own point only. Any other exception is a bug, and breaks the stage."""
+    try:
+        yield
+    except AutofitError as error:
+        sheet.fail(key, f"{error.message}\n{(error.hint or '')[-2000:]}")
 
 
 def missing(*packages: str) -> list[str]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.errors import FileFormatError, SearchFailed, UserError
+from autofit.errors import FileFormatError, SearchFailed, UserError, WorkerError
 from autofit.problem.space import Space
 from autofit.search.recording import GIVEN_UP, record_landscape
 from autofit.search.scene import space_of
 from autofit.trials.landscape import Landscape
-from benchmarks.evidence.bench import TRIAL_SECONDS, Bench
+from benchmarks.evidence.bench import TRIAL_SECONDS, Bench, point
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Problem
 from benchmarks.evidence.store import DONE, PARTIAL, Sheet, put_aside
@@ -36,7 +36,8 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         if not sheet.settled(problem.name):
             if not box.holds(START_SECONDS if bench.on_cuda else DRY_START_SECONDS):
                 return
-            _record(bench, sheet, box, problem)
+            with point(sheet, problem.name):
+                _record(bench, sheet, box, problem)
 
 
 def grid_path(bench: Bench, problem: Problem) -> Path:
@@ -68,7 +69,7 @@ def _record(bench: Bench, sheet: Sheet, box: Box, problem: Problem) -> None:
             window_seconds=bench.plan.window_seconds,
             say=say,
         )
-    except (SearchFailed, UserError) as failure:
+    except (SearchFailed, UserError, WorkerError) as failure:
         error = failure.message.replace(str(path), path.name)
     finally:
         _keep(sheet, problem, space, path, told, error)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autofit.units import MIB
-from benchmarks.evidence.bench import Bench, record
+from benchmarks.evidence.bench import Bench, point, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.store import Sheet
 
@@ -73,18 +73,13 @@ def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
     limit = bench.plan.limit_bytes + bench.machine.context_bytes
     for key, case in ((FITS, fits), (EXCEEDS, exceeds), (AFTERWARDS, fits)):
         if not sheet.settled(key) and box.holds(bench.least_seconds):
-            result = bench.trial(
-                case.workload, case.config, box, memory_limit_bytes=limit, window_seconds=0.1
-            )
-            record(
-                sheet,
-                key,
-                result,
-                case.config,
-                limit_bytes=limit,
-                total_memory_bytes=bench.machine.total_memory_bytes,
-            )
-            bench.say(f"{key}: {result.outcome}")
+            with point(sheet, key):
+                result = bench.trial(
+                    case.workload, case.config, box, memory_limit_bytes=limit, window_seconds=0.1
+                )
+                total = bench.machine.total_memory_bytes
+                record(sheet, key, result, case.config, limit_bytes=limit, total_memory_bytes=total)
+                bench.say(f"{key}: {result.outcome}")
 
 
 def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:

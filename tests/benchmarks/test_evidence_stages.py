@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from autofit.errors import NothingFits, SearchFailed, UserError, WorkerError
+from autofit.problem.config import TrialConfig
 from autofit.problem.space import Space
+from autofit.problem.spec import Workload
 from autofit.search import tuning
-from benchmarks.evidence import gpu_tests, landscape, memory, oom, search
+from benchmarks.evidence import fidelity, gpu_tests, landscape, memory, oom, search
 from benchmarks.evidence.bench import Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import full_plan
@@ -152,3 +154,28 @@ def test_a_trace_that_the_end_of_the_box_cut_off_is_left_for_the_next_call(tmp_p
     memory._predict(bench, sheet, Box(0.0), setting, [case], 1)
     assert not sheet.rows
     assert not sheet.notes
+
+
+def test_a_model_that_cannot_be_described_costs_its_own_points_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+
+    def problem(workload: Workload, config: TrialConfig) -> str:
+        if workload.model == "gpt2-medium":
+            raise WorkerError("the describe request failed", hint="where")
+        return "not here"
+
+    monkeypatch.setattr(bench, "problem", problem)
+    cases = {f"trial {case.key}": case for case in bench.plan.memory}
+    sheet = bench.folder.sheet("memory")
+    memory._trials(bench, sheet, Box(60.0))
+    assert {key for key in cases if not sheet.settled(key)} == {key for key, case in cases.items() if case.model == "gpt2-medium"}
+    assert "where" in sheet.rows[next(key for key in cases if key.startswith("trial gpt2"))]["error"]
+
+
+def test_an_answer_that_cannot_be_read_costs_its_own_confirmation_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+    for name in ("a", "b"):
+        bench.folder.file("searches", f"{name}.json").write_text("{}")
+    sheet = bench.folder.sheet("fidelity")
+    fidelity._confirm_all(bench, sheet, Box(60.0))
+    assert [row["state"] for row in sheet.rows.values()] == [FAILED, FAILED]
