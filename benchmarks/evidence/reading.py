@@ -108,6 +108,11 @@ def cell(value: object) -> str:
     return re.sub(r"\s+", " ", str(value)).replace("|", "\\|")
 
 
+def without_directories(text: str) -> str:
+    """A text with the names of files and not the machine's folders before them; addresses stay whole."""
+    return re.sub(r"(?<![\w.~/:])/(?:[\w.+@-]+/)+", "", text)
+
+
 def mib(size: float | None) -> int | None:
     """Bytes as whole MiB."""
     return None if size is None else round(size / (1 << 20))

@@ -14,7 +14,7 @@ from autofit.trials.landscape import Landscape
 from benchmarks.evidence import sections_machine, sections_memory, sections_speed
 from benchmarks.evidence.bench import missing
 from benchmarks.evidence.plan import ROOT, STAGE_NAMES
-from benchmarks.evidence.reading import Reading
+from benchmarks.evidence.reading import Reading, without_directories
 from benchmarks.evidence.store import FAILED, SKIPPED
 
 REPORTS, LANDSCAPES, FIXTURES = (
@@ -118,7 +118,7 @@ def report(
         lines += section(reading)
         for picture in drawn.get(stage, []):
             lines += [f"![{picture.stem}]({picture.name})", ""]
-    return lines
+    return [without_directories(line) for line in lines]
 
 
 def caveats(reading: Reading) -> list[str]:

@@ -67,6 +67,14 @@ def test_a_file_that_cannot_be_read_is_said_and_stays_where_it_is(reading: Readi
         assert str(reading.path) not in "\n".join(report(Reading(reading.path), DATE, {}))
 
 
+def test_no_folder_of_the_machine_is_in_the_report(reading: Reading) -> None:
+    reading.sheet("tests").fail("tests/gpu/test_b.py::test_it", "E\n/opt/venv/lib/python3.12/site-packages/torch/x.py:3: KeyError, see https://pytorch.org/docs/a.html")
+    text = "\n".join(report(Reading(reading.path), DATE, {}))
+    assert "| E x.py:3: KeyError, see https://pytorch.org/docs/a.html |" in text
+    assert "tests/gpu/test_b.py::test_it" in text
+    assert "/opt" not in text
+
+
 def test_what_a_search_warned_of_is_in_the_report(reading: Reading) -> None:
     assert "- bert-8 16 GiB: 3 trials failed" in report(reading, DATE, {})
 
