@@ -38,8 +38,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         status, output = run_child(command(sheet), environment, box.left)
     finally:
         _take_over(sheet, log)
-    if status is None:
-        sheet.note("the tests were cut off at the end of their box; those that had passed are kept")
+    if status is None:  # cut off at the end of the box: those that had passed are kept, and the whole run is left
         return
     conclude(bench, sheet, status, output)
 

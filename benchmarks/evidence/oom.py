@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autofit.units import MIB
@@ -49,10 +49,7 @@ def _provoked(bench: Bench, sheet: Sheet, box: Box) -> None:
     }
     *found, end = bench.inside("oom", order, box, most=len(cases) * CASE_SECONDS)
     _keep_provoked(bench, sheet, found, end["log"][-500:])
-    if end["status"] != 0:
-        sheet.note(
-            f"the script that provokes out of memory ended with status {end['status']}: {end['log'][-500:]}"
-        )
+    _fail_rest(sheet, [f"provoked {case}" for case in cases], end)
 
 
 def _keep_provoked(bench: Bench, sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
@@ -95,8 +92,7 @@ def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:
         "full_card", {"rooms": rooms, "seconds": CASE_SECONDS}, box, most=len(rooms) * CASE_SECONDS
     )
     _keep_rooms(sheet, found, end["log"][-500:])
-    if end["status"] != 0:
-        sheet.note(f"the script that fills the card ended with status {end['status']}: {end['log'][-500:]}")
+    _fail_rest(sheet, [_room_key(room) for room in rooms], end)
 
 
 def _keep_rooms(sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
@@ -108,6 +104,13 @@ def _keep_rooms(sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None
             sheet.fail(key, f"{line}; {log}")
         else:
             sheet.put(key, **line)
+
+
+def _fail_rest(sheet: Sheet, keys: Sequence[str], end: Mapping[str, Any]) -> None:
+    """Say why a script that did not come to its end left out what it should have tried."""
+    for key in keys:
+        if end["status"] != 0 and key not in sheet.rows:
+            sheet.fail(key, f"the script ended with status {end['status']}: {end['log'][-500:]}")
 
 
 def _room_key(room: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from autofit.errors import UserError
 from autofit.files import write_json
@@ -132,11 +133,13 @@ def caveats(reading: Reading) -> list[str]:
         if sheet.left:
             names = ", ".join(sheet.left[:6]) + (", ..." if len(sheet.left) > 6 else "")
             found.append(f"*{stage}*: {len(sheet.left)} left, not at all or not wholly measured ({names}).")
-        failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED]
-        if failed:
-            found.append(
-                f"*{stage}*: {len(failed)} failed ({', '.join(failed[:6])}{', ...' if len(failed) > 6 else ''})."
-            )
+        failures: dict[str, list[str]] = {}
+        for key, row in sheet.rows.items():
+            if row["state"] == FAILED:
+                failures.setdefault("" if stage == "tests" else _why(row), []).append(key)
+        for why, failed in failures.items():
+            names = f"{', '.join(failed[:6])}{', ...' if len(failed) > 6 else ''}"
+            found.append(f"*{stage}*: {len(failed)} failed ({names}){why}.")
         reasons: dict[str, int] = {}
         for row in sheet.rows.values():
             if row["state"] == SKIPPED:
@@ -149,6 +152,13 @@ def caveats(reading: Reading) -> list[str]:
         if sheet.errors:
             found.append(f"*{stage}* broke: `{sheet.errors[-1].strip().splitlines()[-1][:200]}`.")
     return [*found, *STANDING_CAVEATS]
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """The first line of what a failed row says."""
+    said = row.get("error") or (row.get("failure") or {}).get("message") or ""
+    first = next(iter(str(said).strip().splitlines()), "")
+    return f": {first[:160].rstrip('.')}" if first else ""
 
 
 def publish_grids(reading: Reading, directory: Path) -> list[Path]:

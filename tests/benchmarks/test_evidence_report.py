@@ -10,6 +10,7 @@ import pytest
 
 from autofit.errors import FileFormatError
 from autofit.trials.landscape import Landscape
+from benchmarks.evidence.plots import _curve
 from benchmarks.evidence.reading import DRY_WARNING, HOLLOW_WARNING, Reading, cell, percent, slug
 from benchmarks.evidence.sections_memory import comparisons, memory_rows
 from benchmarks.evidence.sections_speed import grids, regret_of
@@ -33,6 +34,15 @@ def test_caveats_come_first_and_name_what_was_not_measured(reading: Reading) -> 
     found = caveats(reading)
     assert "*memory*: 1 left, not at all or not wholly measured (trial bert large)." in found
     assert any(text.startswith("*tests*: 1 failed (tests/gpu/test_a.py::test_bad)") for text in found)
+
+
+def test_failures_are_said_with_their_reasons_once_each(reading: Reading) -> None:
+    for key in ("a", "b"):
+        reading.sheet("search").fail(key, "optuna is not installed")
+    reading.sheet("founding").put("c", "failed", failure={"message": "no answer within 18 s"})
+    found = caveats(Reading(reading.path))
+    assert "*search*: 2 failed (a, b): optuna is not installed." in found
+    assert "*founding*: 1 failed (c): no answer within 18 s." in found
 
 
 def test_the_report_holds_device_versions_and_the_command(reading: Reading) -> None:
@@ -73,6 +83,22 @@ def test_no_folder_of_the_machine_is_in_the_report(reading: Reading) -> None:
     assert "| E x.py:3: KeyError, see https://pytorch.org/docs/a.html |" in text
     assert "tests/gpu/test_b.py::test_it" in text
     assert "/opt" not in text
+
+
+def test_a_thinned_curve_is_drawn_over_all_births() -> None:
+    class Axes:
+        def __init__(self) -> None:
+            self.places: list[float] = []
+
+        def plot(self, places: list[float], *_: object, **__: object) -> None:
+            self.places = places
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_, **__: None
+
+    axes = Axes()
+    _curve(axes, [(1, 1)] * 4, births=12)
+    assert axes.places == [0, 3, 6, 9]
 
 
 def test_what_a_search_warned_of_is_in_the_report(reading: Reading) -> None:

@@ -19,7 +19,7 @@ from benchmarks.evidence.bench import Bench
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import full_plan
 from benchmarks.evidence.store import DONE, FAILED, Folder, Sheet
-from tests.benchmarks.evidence_folder import LARGE, SMALL, grid
+from tests.benchmarks.evidence_folder import CARD, LARGE, SMALL, grid
 
 
 class Stand:
@@ -179,3 +179,20 @@ def test_an_answer_that_cannot_be_read_costs_its_own_confirmation_only(tmp_path:
     sheet = bench.folder.sheet("fidelity")
     fidelity._confirm_all(bench, sheet, Box(60.0))
     assert [row["state"] for row in sheet.rows.values()] == [FAILED, FAILED]
+
+
+def test_what_went_wrong_in_one_call_is_no_caveat_once_another_has_recorded_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+    sheets = {name: bench.folder.sheet(name) for name in ("tests", "oom", "search")}
+    monkeypatch.setattr(gpu_tests, "run_child", lambda *_: (None, "cut off"))
+    gpu_tests.run(bench, sheets["tests"], Box(60.0))
+    monkeypatch.setattr(Bench, "machine", CARD)
+    monkeypatch.setattr(bench, "inside", lambda *_, **__: [{"status": -9, "log": "killed"}])
+    oom._provoked(bench, sheets["oom"], Box(60.0))
+    oom._full_card(bench, sheets["oom"], Box(60.0))
+    monkeypatch.setattr(search, "missing", lambda *_: ["optuna"])
+    search.run(bench, sheets["search"], Box(60.0))
+    assert not any(sheet.notes for sheet in sheets.values())
+    assert set(sheets["oom"].rows) == set(oom.planned(bench)) - {oom.FITS, oom.EXCEEDS, oom.AFTERWARDS}
+    assert set(sheets["search"].rows) == set(search.planned(bench))
+    assert not any(sheet.settled(key) for sheet in sheets.values() for key in sheet.rows)
