@@ -84,6 +84,11 @@ class Reading:
         """Every call that wrote into the folder."""
         return [row["command"] for key, row in self.sheet("run").rows.items() if key.startswith("call")]
 
+    @property
+    def machines(self) -> int:
+        """On how many the calls ran; a machine that was started anew counts again."""
+        return len({row.get("boot") for key, row in self.sheet("run").rows.items() if key.startswith("call")})
+
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
         """A Markdown table, with the warning above it; a line that says so when there is nothing."""
         if not rows:

@@ -22,6 +22,7 @@ SCHEMA, VERSION = "autofit/evidence", 1
 DONE, SKIPPED, FAILED, PARTIAL = STATES = ("done", "skipped", "failed", "partial")
 IDENTITY = ("dry_run", "device", "torch", "transformers")  #: what must agree for rows to stand in one sheet
 MAX_ERRORS = 20
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Sheet:
@@ -207,7 +208,7 @@ class Folder:
         """Note that a call begins; returns its key."""
         run = self.sheet("run")
         key = f"call {sum(name.startswith('call') for name in run.rows) + 1}"
-        run.put(key, command=command, minutes=minutes)
+        run.put(key, command=command, minutes=minutes, boot=boot())
         return key
 
 
@@ -247,6 +248,14 @@ def _flaw(found: Mapping[str, Any]) -> str | None:
     if isinstance(found.get("seconds", 0.0), bool) or not isinstance(found.get("seconds", 0.0), int | float):
         return "its seconds are no number"
     return None
+
+
+def boot() -> str | None:
+    """What tells this start of this machine from any other; None where the kernel does not say."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 def now() -> str:

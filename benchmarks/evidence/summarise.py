@@ -35,7 +35,7 @@ SECTIONS: Mapping[str, tuple[str, Section]] = {
     "founding": ("The founding table on this card", sections_speed.founding),
 }
 STANDING_CAVEATS = (
-    "One machine, one card, one day. Models have random weights and synthetic samples of full length: speed and memory do not depend on their values, padding and data loading of a real set are not in here.",
+    "Models have random weights and synthetic samples of full length: speed and memory do not depend on their values, padding and data loading of a real set are not in here.",
     "The grids were recorded without a limit. A search under a limit may use a configuration whose allocator would have kept more than the limit "
     "had it been allowed to, and which gives back what it can instead: regret against the grid is blank then.",
     "Seconds of a search include tracing. Classes that an earlier stage or search has traced come from the cache, so that the first search of a problem is the slow one.",
@@ -151,7 +151,8 @@ def caveats(reading: Reading) -> list[str]:
             found += [f"*{stage}*: the grid {name} cannot be read." for name in lost]
         if sheet.errors:
             found.append(f"*{stage}* broke: `{sheet.errors[-1].strip().splitlines()[-1][:200]}`.")
-    return [*found, *STANDING_CAVEATS]
+    many = f"{reading.machines} machines, or one that was started anew, each with one card of this kind: some differences between stages may be theirs."
+    return [*found, many if reading.machines > 1 else "One machine, one card, one day.", *STANDING_CAVEATS]
 
 
 def _why(row: Mapping[str, Any]) -> str:

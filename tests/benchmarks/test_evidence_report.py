@@ -10,10 +10,12 @@ import pytest
 
 from autofit.errors import FileFormatError
 from autofit.trials.landscape import Landscape
+from benchmarks.evidence import store
 from benchmarks.evidence.plots import _curve
 from benchmarks.evidence.reading import DRY_WARNING, HOLLOW_WARNING, Reading, cell, percent, slug
 from benchmarks.evidence.sections_memory import comparisons, memory_rows
 from benchmarks.evidence.sections_speed import grids, regret_of
+from benchmarks.evidence.store import Folder
 from benchmarks.evidence.summarise import caveats, report, summarise
 from tests.benchmarks import evidence_folder
 from tests.benchmarks.evidence_folder import LARGE, SMALL
@@ -34,6 +36,17 @@ def test_caveats_come_first_and_name_what_was_not_measured(reading: Reading) -> 
     found = caveats(reading)
     assert "*memory*: 1 left, not at all or not wholly measured (trial bert large)." in found
     assert any(text.startswith("*tests*: 1 failed (tests/gpu/test_a.py::test_bad)") for text in found)
+
+
+def test_calls_on_several_machines_are_not_called_one(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "One machine, one card, one day." in caveats(reading)
+    monkeypatch.setattr(store, "boot", lambda: "another")
+    folder = Folder(reading.path, dry_run=False)
+    for _ in range(2):
+        folder.begin("python -m benchmarks.evidence", 9.0)
+    found = caveats(Reading(reading.path))
+    assert any(text.startswith("2 machines, or one that was started anew") for text in found)
+    assert "One machine, one card, one day." not in found
 
 
 def test_failures_are_said_with_their_reasons_once_each(reading: Reading) -> None:
