@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.evidence.bench import Bench, findings, missing, run_child
@@ -13,6 +17,7 @@ from benchmarks.evidence.store import DONE, FAILED, SKIPPED, Sheet
 
 NEEDED = ("pytest", "hypothesis")
 WHOLE = "pytest -m gpu"
+FOLLOWED_SECONDS = 5.0  #: between two looks at what pytest has written
 
 
 def planned(bench: Bench) -> list[str]:
@@ -35,12 +40,31 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
     status: int | None = None
     output = ""
     try:
-        status, output = run_child(command(sheet), environment, box.left)
+        with repeated(partial(_take_over, sheet, log), FOLLOWED_SECONDS):
+            status, output = run_child(command(sheet), environment, box.left)
     finally:
         _take_over(sheet, log)
     if status is None:  # cut off at the end of the box: those that had passed are kept, and the whole run is left
         return
     conclude(bench, sheet, status, output)
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something every few seconds beside the block, so that who reads after a kill finds what was known."""
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def conclude(bench: Bench, sheet: Sheet, status: int, output: str) -> None:
@@ -86,5 +110,7 @@ def command(sheet: Sheet) -> list[str]:
 def _take_over(sheet: Sheet, log: Path) -> None:
     states = {"passed": DONE, "failed": FAILED, "skipped": SKIPPED}
     for found in findings(log):
+        if sheet.rows.get(found["test"], {}).get("seconds") == found["seconds"]:
+            continue
         more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
         sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,25 @@ def test_tests_that_had_passed_before_a_kill_are_kept_and_not_run_again(tmp_path
     gpu_tests.run(bench, sheet, Box(60.0))
     assert sheet.done(passed["test"])
     assert passed["test"] in commands[0]
+
+
+def test_tests_are_in_the_sheet_while_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
+    monkeypatch.setattr(gpu_tests, "FOLLOWED_SECONDS", 0.01)
+    name = "tests/gpu/test_a.py::test_b"
+
+    def pytest_run(words: list[str], environment: dict[str, str], seconds: float) -> tuple[int, str]:
+        with open(environment[gpu_tests.LOG_VARIABLE], "a") as log:
+            log.write(json.dumps({"test": name, "outcome": "passed", "seconds": 1.0, "text": ""}) + "\n")
+        deadline = time.monotonic() + 10.0
+        while name not in bench.folder.sheet("tests").rows and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert name in bench.folder.sheet("tests").rows
+        return 0, ""
+
+    monkeypatch.setattr(gpu_tests, "run_child", pytest_run)
+    gpu_tests.run(bench, bench.folder.sheet("tests"), Box(60.0))
+    assert bench.folder.sheet("tests").done(gpu_tests.WHOLE)
 
 
 def test_out_of_memory_that_was_provoked_before_a_kill_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
