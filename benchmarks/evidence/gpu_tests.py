@@ -84,7 +84,7 @@ def conclude(bench: Bench, sheet: Sheet, status: int, output: str) -> None:
 
 
 def command(sheet: Sheet) -> list[str]:
-    """The pytest command; without pytest-timeout the project's own options would be refused."""
+    """The pytest command; without pytest-timeout or pytest-xdist the project's own options would be refused."""
     words = [
         sys.executable,
         "-m",
@@ -97,7 +97,7 @@ def command(sheet: Sheet) -> list[str]:
         "-p",
         "benchmarks.evidence.inside.pytest_log",
     ]
-    if missing("pytest_timeout"):
+    if missing("pytest_timeout", "xdist"):
         words += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
     if missing("optuna"):
         words += ["-o", "filterwarnings="]  # one of the project's names a class of Optuna's

@@ -91,6 +91,13 @@ def test_tests_that_had_passed_before_a_kill_are_kept_and_not_run_again(tmp_path
     assert passed["test"] in commands[0]
 
 
+@pytest.mark.parametrize("absent", ["pytest_timeout", "xdist"])
+def test_pytest_starts_also_where_a_plugin_of_the_projects_options_is_missing(absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_tests, "missing", lambda *names: [name for name in names if name == absent])
+    words = gpu_tests.command(Sheet(tmp_path / "tests.json", stage="tests", dry_run=False))
+    assert words[words.index("-o") + 1] == "addopts="
+
+
 def test_tests_are_in_the_sheet_while_others_still_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(Folder(tmp_path, dry_run=False), full_plan(), "cuda:0", lambda text: None)
     monkeypatch.setattr(gpu_tests, "FOLLOWED_SECONDS", 0.01)
