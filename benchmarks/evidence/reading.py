@@ -86,8 +86,8 @@ class Reading:
 
     @property
     def machines(self) -> int:
-        """On how many the calls ran; a machine that was started anew counts again."""
-        return len({row.get("boot") for key, row in self.sheet("run").rows.items() if key.startswith("call")})
+        """On how many the calls ran, as far as they say; a machine that was started anew counts again."""
+        return len({row["boot"] for key, row in self.sheet("run").rows.items() if key.startswith("call") and row.get("boot")})
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
         """A Markdown table, with the warning above it; a line that says so when there is nothing."""
