@@ -105,7 +105,7 @@ def search(reading: Reading) -> list[str]:
                 None if regret is None else f"{100 * regret:.1f} %{part}",
                 row["trials"],
                 row["out_of_memory"],
-                row["seconds"],
+                f"{row['seconds']:.0f} of the last call" if row.get("resumed") else row["seconds"],
                 row["device_seconds"],
                 "yes" if row["confirmed"] else "no",
                 row["stopped"],

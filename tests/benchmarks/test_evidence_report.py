@@ -114,6 +114,14 @@ def test_a_thinned_curve_is_drawn_over_all_births() -> None:
     assert axes.places == [0, 3, 6, 9]
 
 
+def test_a_search_that_went_on_after_a_kill_does_not_call_its_last_part_the_whole(reading: Reading) -> None:
+    sheet = reading.sheet("search")
+    row = {name: value for name, value in sheet.rows["bert-8 16 GiB"].items() if name not in ("state", "recorded")}
+    sheet.put("bert-8 16 GiB", **{**row, "resumed": True})
+    rows = [line for line in report(Reading(reading.path), DATE, {}) if line.startswith(("| bert-8 no limit", "| bert-8 16 GiB"))]
+    assert ["60 of the last call" in line for line in rows] == [False, True]
+
+
 def test_what_a_search_warned_of_is_in_the_report(reading: Reading) -> None:
     assert "- bert-8 16 GiB: 3 trials failed" in report(reading, DATE, {})
 
