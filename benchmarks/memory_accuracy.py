@@ -180,9 +180,8 @@ def recorded(methods: Sequence[Method]) -> list[Table]:
 
 def cpu(pool: ProcessPoolExecutor, methods: Sequence[Method]) -> Table:
     """Real steps on this CPU: the tracer alone, without context and allocator."""
-    from tests.memory.test_trace_exactness import ALL, CONFIGURATIONS
-
     from tests.tracing.subjects import ARCHITECTURES
+    from tests.tracing.test_exactness import ALL, CONFIGURATIONS
 
     steps = list(pool.map(_cpu_step, ALL))
     sizes = {name: _sizes(ARCHITECTURES[name]) for name, _ in ALL}

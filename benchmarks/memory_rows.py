@@ -78,8 +78,6 @@ def of_today(row: dict[str, Any]) -> int:
 
 def cpu_step(name: str, how: str) -> tuple[int, int]:
     """(measured, traced) peak bytes of two real optimizer steps of a small model on this CPU, its parameters included."""
-    from tests.memory.test_trace_exactness import CONFIGURATIONS
-
     from autofit.tracing.record import trace_step
     from tests.tracing.subjects import (
         ARCHITECTURES,
@@ -89,6 +87,7 @@ def cpu_step(name: str, how: str) -> tuple[int, int]:
         settings_for,
         traced_peak,
     )
+    from tests.tracing.test_exactness import CONFIGURATIONS
 
     architecture = ARCHITECTURES[name]
     settings = settings_for(

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.trials.landscape import Landscape
 from benchmarks.problems import Problem
 
 CHECKPOINTS = (4, 6, 8, 10, 16, 25, 40)
@@ -52,12 +53,8 @@ def write_report(
 ) -> str:
     """Write `regret.md` and three PNG files into `folder`; return the summary table."""
     groups = _groups(outcomes)
-    recorded = {p.name for p in problems if not p.landscape.modelled}
-    parts = {
-        "modelled landscapes": _groups([o for o in outcomes if o.problem not in recorded]),
-        "recorded landscapes": _groups([o for o in outcomes if o.problem in recorded]),
-    }
-    parts = {name: part for name, part in parts.items() if part}
+    origin = {p.name: _origin(p) for p in problems}
+    parts = {where: _groups([o for o in outcomes if origin[o.problem] == where]) for where in _origins(problems)}
     summary = "\n\n".join(f"On {name}:\n\n{_summary(part)}" for name, part in parts.items())
     for name, label, values in (
         ("regret", "mean regret of the best so far", _regrets),
@@ -100,8 +97,8 @@ def _caveats(problems: Sequence[Problem], seeds: int, seconds: float) -> list[st
         "- Modelled landscapes come from formulas, not from devices; what they say about a card is only as good as those.",
         "- `memory predicted` on a modelled landscape uses its own law with errors of the size that validation on real cards found, and a bare roofline.",
         "- Our trials include the two baselines; rivals start with their own first choice. Repeats of Optuna's samplers are not counted.",
-        f"- The recorded grids are of a shared two-core CPU, {_runs(problems)} of each configuration, pooled: what other work took is in them.",
-        "- Nothing is predicted for recorded landscapes: the memory of a CPU is another matter than that of a card.",
+        *_recorded(problems),
+        "- Nothing is predicted for recorded landscapes: on those of a card the search knows less than it would there.",
         "- Regret of a trial count is the true loss of the configuration that measured fastest by then; `final` is what the method returns.",
         "",
         f"Made in {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}, optuna {version('optuna')}, "
@@ -115,9 +112,35 @@ def _groups(outcomes: Sequence[Outcomes]) -> dict[str, list[Outcomes]]:
     return {m: [o for o in outcomes if o.method == m] for m in methods}
 
 
-def _runs(problems: Sequence[Problem]) -> str:
-    counts = sorted({point.runs for p in problems if not p.landscape.modelled for point in p.landscape.points if point.measurement})
-    return " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1])))) + " runs" if counts else "no runs"
+def _origin(problem: Problem) -> str:
+    """Where a landscape comes from: figures of a model, of a CPU and of a card never stand in one table."""
+    return "modelled landscapes" if problem.landscape.modelled else f"landscapes recorded on {problem.landscape.device.name}"
+
+
+def _origins(problems: Sequence[Problem]) -> list[str]:
+    """Of all problems, modelled ones first."""
+    return sorted({_origin(p) for p in problems}, key=lambda where: (not where.startswith("modelled"), where))
+
+
+def _recorded(problems: Sequence[Problem]) -> list[str]:
+    """How often each configuration was run, per device, and which grids are not whole."""
+    recorded = [p for p in problems if not p.landscape.modelled]
+    lines = []
+    for where in _origins(recorded):
+        own = [p.landscape for p in recorded if _origin(p) == where]
+        shared = ": what other work took is in them" if own[0].device.kind == "cpu" else ""
+        lines.append(f"- {where[0].upper()}{where[1:]}: {_runs(own)} of each configuration, pooled{shared}.")
+    parts = [p for p in recorded if p.landscape.spec.get("complete") is False]
+    return lines + [
+        f"- {p.name} is on {len(p.space)} of {p.landscape.spec.get('space_size')} configurations, the others were not recorded: the best of these need not be the best of all."
+        for p in parts
+    ]
+
+
+def _runs(landscapes: Sequence[Landscape]) -> str:
+    counts = sorted({point.runs for landscape in landscapes for point in landscape.points if point.measurement})
+    spread = " to ".join(dict.fromkeys((str(counts[0]), str(counts[-1])))) if counts else "no"
+    return f"{spread} run{'' if spread == '1' else 's'}"
 
 
 def _summary(groups: dict[str, list[Outcomes]]) -> str:

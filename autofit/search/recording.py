@@ -24,7 +24,10 @@ from autofit.trials.runner import Runner, TrialRequest
 from autofit.trials.trial import Outcome
 from autofit.units import format_bytes
 
-FAILURES_BEFORE_STOP = 5
+FAILURES_BEFORE_STOP = 5  #: in a row, while nothing is recorded
+FAILURES_LATER = 20  #: in a row, where there are points: more than a precision that fails with every optimizer takes
+FAILURES_OF_A_KIND = 2  #: in a row, after which its other batch sizes are left out
+GIVEN_UP = "its other batch sizes are left out until the next call"
 WHERE_GIVEN = ("adaptation", "attention", "data")  #: in a landscape's own words only where they were asked for
 
 
@@ -40,7 +43,8 @@ def record_landscape(
     """Run every configuration that `spec` allows and write the landscape after each.
 
     A configuration that needs at least as much memory as one that did not fit is recorded as out of memory without a run. One that fails, or
-    trains unsoundly, is left out (said), and tried again by the next call. Further rounds run the grid again in another order, so that a
+    trains unsoundly, is left out (said), and tried again by the next call; so are the other batch sizes of a kind that fails again and again, so
+    that an optimizer that does not work here costs its own points only. Further rounds run the grid again in another order, so that a
     machine's slow minutes do not fall on neighbours; the samples of all rounds are kept.
 
     Args:
@@ -54,7 +58,7 @@ def record_landscape(
     Raises:
         UserError: an input cannot be used.
         FileFormatError: the existing file is another landscape.
-        SearchFailed: several configurations in a row failed for other reasons than memory.
+        SearchFailed: many configurations in a row failed for other reasons than memory.
     """
     if rounds < 1:
         raise UserError(f"rounds must be at least 1, got {rounds}")
@@ -89,6 +93,9 @@ def record_landscape(
                 break
             where = f"{number % len(space) + 1}/{len(space)}" + (f" round {this_round}" if rounds > 1 else "")
             say(f"[{where}] {config.label()}: {recording.run(config, runner)}")
+        else:
+            if recording.points and len(recording.points) < len(space):
+                say(f"{recording.progress(len(space), rounds)}; the same command tries the others again")
         return recording.landscape()
 
 
@@ -102,6 +109,7 @@ class Recording:
         request_of: makes the order for `config=...`.
         points: by the configuration's key.
         failures: trials in a row that failed for other reasons than memory.
+        failed_kinds: such trials in a row of each kind (a configuration but for its batch size).
         unsound: why a configuration was left out, the last one's reason.
     """
 
@@ -112,10 +120,13 @@ class Recording:
     request_of: Callable[..., TrialRequest]
     points: dict[str, Point] = field(default_factory=dict)
     failures: int = 0
+    failed_kinds: dict[str, int] = field(default_factory=dict)
     unsound: str | None = None
 
     def wants(self, config: TrialConfig, this_round: int) -> bool:
-        """Whether the configuration has to run (again) in this round."""
+        """Whether the configuration has to run (again) in this round, and its kind is not one that fails."""
+        if self.failed_kinds.get(_kind(config), 0) >= FAILURES_OF_A_KIND:
+            return False
         point = self.points.get(config.key())
         return point is None or (point.measurement is not None and point.runs < this_round)
 
@@ -140,10 +151,17 @@ class Recording:
         if result.outcome is Outcome.INFEASIBLE:
             self.failures, self.unsound = 0, reason
             return f"left out: {reason}"
+        return self._failed(config, result.failure.message)
+
+    def _failed(self, config: TrialConfig, message: str) -> str:
+        kind = _kind(config)
         self.failures += 1
-        if self.failures >= FAILURES_BEFORE_STOP:
-            raise SearchFailed(f"{self.failures} configurations failed in a row: {result.failure.message}")
-        return result.failure.message
+        self.failed_kinds[kind] = self.failed_kinds.get(kind, 0) + 1
+        if self.failures >= (FAILURES_LATER if self.points else FAILURES_BEFORE_STOP):
+            raise SearchFailed(f"{self.failures} configurations failed in a row: {message}")
+        if self.failed_kinds[kind] >= FAILURES_OF_A_KIND:
+            return f"{message} ({GIVEN_UP})"
+        return message
 
     def landscape(self) -> Landscape:
         """All points so far.
@@ -172,9 +190,14 @@ class Recording:
 
     def _keep(self, point: Point, message: str) -> str:
         self.failures = 0
+        self.failed_kinds.pop(_kind(point.config), None)
         self.points[point.config.key()] = point
         self.landscape().save(self.path)
         return message
+
+
+def _kind(config: TrialConfig) -> str:
+    return config.but(per_device_train_batch_size=1, gradient_accumulation_steps=1).key()
 
 
 def _described(spec: SearchSpec, facts: dict[str, Any]) -> dict[str, Any]:

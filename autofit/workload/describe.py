@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
 from typing import Any
 
@@ -98,10 +99,19 @@ def missing_packages() -> dict[str, str]:
         elif name in IMPORTED:
             try:
                 importlib.import_module(name)
+                if torch.cuda.is_available() and (flaw := _native_flaw(name)) is not None:
+                    missing[name] = f"without its native library ({flaw})"
             except Exception as error:  # any failure of a foreign package's import is a fact to report, with its text
                 reason = str(error).splitlines()[0] if str(error) else ""
                 missing[name] = f"not importable ({type(error).__name__}: {reason})"
     return missing
+
+
+def _native_flaw(name: str) -> str | None:
+    """Why bitsandbytes' own library did not load, without paths; None when it did. It says nothing before the first call into it, in a training."""
+    lib = getattr(sys.modules.get(f"{name}.cextension"), "lib", None)
+    flaw = getattr(lib, "__dict__", {}).get("error_msg")  # one that did load answers to every name
+    return None if flaw is None else re.sub(r"\S*/", "", str(flaw).partition("\n")[0])
 
 
 def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, Any], list[str]]:

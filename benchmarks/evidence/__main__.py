@@ -125,16 +125,20 @@ def record(options: argparse.Namespace) -> int:
     rows: list[Done] = []
     stopped: str | None = None
     try:
-        with stoppable():
+        with stoppable(), folder.held():
             folder.check(_identity(bench))
             folder.begin(shown_command(options, minutes), minutes)
             for position, name in enumerate(chosen):
                 left = minutes * 60 - watch.seconds
                 seconds = box_seconds(left, [plan.shares[other] for other in chosen[position:]])
-                rows.append(run_stage(name, bench, Box(seconds), grace_seconds(seconds, left)))
+                run_stage(name, bench, Box(seconds), grace_seconds(seconds, left), rows)
     except Stopped as signal_name:
         stopped = str(signal_name)
         print(f"stopped by {stopped}: what was recorded is kept", file=sys.stderr)
+    except UserError:  # a full disk, say: what was recorded before it is worth its table
+        if rows:
+            print(table(rows, chosen, watch.seconds))
+        raise
     finally:
         bench.reset()
     print(table(rows, chosen, watch.seconds))
@@ -193,34 +197,40 @@ def chosen_stages(text: str | None) -> list[str]:
     return [name for name in STAGE_NAMES if name in wanted]
 
 
-def run_stage(name: str, bench: Bench, box: Box, grace: float) -> Done:
-    """Run one stage within its box; whatever happens in it, its sheet is closed and the next stage can go on."""
+def run_stage(name: str, bench: Bench, box: Box, grace: float, rows: list[Done]) -> None:
+    """Run one stage within its box; whatever happens in it, its sheet is closed, `rows` tells of it, and the next stage can go on."""
     stage, sheet, watch, note = STAGES[name], bench.folder.sheet(name), Stopwatch(), ""
     bench.say(f"{name}: {box.seconds:.0f} s")
     try:
-        with hard_stop(box.seconds + grace):
-            stage.run(bench, sheet, box)
-    except BoxExpired:
-        note = "a point was cut off at the end of the box"
-        bench.reset()
-    except Stopped:
-        sheet.close(watch.seconds, stage.planned(bench))
-        raise
-    except Exception as error:  # one stage's bug must not cost the others their time; it is kept, shown, and the exit code tells
-        note = f"broke: {type(error).__name__}: {str(error)[:200]}"
-        sheet.broke(traceback.format_exc())
-        bench.reset()
-    sheet.close(watch.seconds, stage.planned(bench))
-    states = [row["state"] for row in sheet.rows.values()]
-    return Done(
-        stage=name,
-        done=states.count(DONE),
-        skipped=states.count(SKIPPED),
-        failed=states.count(FAILED),
-        left=len(sheet.left),
-        seconds=watch.seconds,
-        note=note,
-    )
+        try:
+            with hard_stop(box.seconds + grace):
+                sheet.plan(stage.planned(bench))
+                stage.run(bench, sheet, box)
+        except BoxExpired:
+            note = "a point was cut off at the end of the box"
+            bench.reset()
+        except Stopped as signal_name:
+            note = f"stopped by {signal_name}"
+            raise
+        except Exception as error:  # one stage's bug must not cost the others their time; it is kept, shown, and the exit code tells
+            note = f"broke: {type(error).__name__}: {str(error)[:200]}"
+            sheet.broke(traceback.format_exc())
+            bench.reset()
+        finally:
+            sheet.close(watch.seconds, stage.planned(bench))
+    finally:
+        states = [row["state"] for row in sheet.rows.values()]
+        rows.append(
+            Done(
+                stage=name,
+                done=states.count(DONE),
+                skipped=states.count(SKIPPED),
+                failed=states.count(FAILED),
+                left=len(sheet.left),
+                seconds=watch.seconds,
+                note=note,
+            )
+        )
 
 
 def table(rows: Sequence[Done], chosen: Sequence[str], seconds: float) -> str:

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from autofit.devices.device import Device
+from autofit.errors import AutofitError
 from autofit.problem.config import TrialConfig
 from autofit.problem.space import Capabilities, checkpointing_problem, optim_problem, precision_problem
 from autofit.problem.spec import Workload
@@ -127,13 +129,19 @@ class Bench:
 
         The last line is `{"status", "log"}`: exit status (None = ended for taking too long) and the end of its output.
         """
-        out = self.folder.file("inside", f"{script}.jsonl")
+        out = self._said(script)
         out.unlink(missing_ok=True)
         command = [sys.executable, "-m", f"benchmarks.evidence.inside.{script}"]
         message = json.dumps({**payload, "device": self.device, "out": str(out), "parent": os.getpid()})
         status, log = run_child([*command, message], self.environment(), box.timeout(most))
-        lines = out.read_text().splitlines() if out.exists() else []
-        return [*(json.loads(line) for line in lines if line.endswith("}")), {"status": status, "log": log}]
+        return [*findings(out), {"status": status, "log": log}]
+
+    def left_behind(self, script: str) -> list[dict[str, Any]]:
+        """What `inside.<script>` had found when it last ran, for a call that follows one that was killed."""
+        return findings(self._said(script))
+
+    def _said(self, script: str) -> Path:
+        return self.folder.file("inside", f"{script}.jsonl")
 
     def environment(self) -> dict[str, str]:
         """Of a child that is no trial: as a trial's, with this repository importable."""
@@ -156,6 +164,12 @@ class Bench:
             yield
         finally:
             timer.cancel()
+
+
+def findings(log: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that a child writes, without one that it did not end; none where there is no file."""
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def run_child(command: list[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
@@ -214,6 +228,15 @@ def record(sheet: Sheet, key: str, result: TrialResult, config: TrialConfig, **m
     unsupported = result.failure is not None and result.failure.reason is Reason.UNSUPPORTED
     sheet.put(key, DONE if fine or unsupported else FAILED, **outcome_row(result, config), **more)
     return result.outcome is Outcome.COMPLETED
+
+
+@contextlib.contextmanager
+def point(sheet: Sheet, key: str) -> Iterator[None]:
+    """A model that cannot be described, or a file that cannot be read, costs its own point only. Any other exception is a bug, and breaks the stage."""
+    try:
+        yield
+    except AutofitError as error:
+        sheet.fail(key, f"{error.message}\n{(error.hint or '')[-2000:]}")
 
 
 def missing(*packages: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from autofit.devices import nvml
 from autofit.processes.launch import ForkserverLauncher, Launcher, SpawnLauncher, child_environment
 from autofit.processes.protocol import Event, Kind, decode_event, encode_request
-from benchmarks.evidence.bench import Bench, Stopwatch, missing
+from benchmarks.evidence.bench import Bench, Stopwatch, missing, point
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.store import Sheet
 
@@ -49,7 +49,8 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
     }
     for key, part in parts.items():
         if not sheet.settled(key) and box.holds(bench.least_seconds):
-            part(bench, sheet, box)
+            with point(sheet, key):
+                part(bench, sheet, box)
 
 
 def _machine(bench: Bench, sheet: Sheet, box: Box) -> None:

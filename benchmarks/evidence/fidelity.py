@@ -9,7 +9,7 @@ from autofit.problem.config import TrialConfig
 from autofit.results.result import load
 from autofit.search.confirmation import confirm
 from autofit.trials.measurement import Measurement
-from benchmarks.evidence.bench import Bench, outcome_row, record
+from benchmarks.evidence.bench import Bench, outcome_row, point, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Case
 from benchmarks.evidence.store import DONE, FAILED, Sheet
@@ -36,7 +36,8 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
     for position, case in enumerate(open_cases):
         if not inner.holds(START_SECONDS if bench.on_cuda else 2.0):
             break
-        _long(bench, sheet, inner.share(1 / (len(open_cases) - position)), case)
+        with point(sheet, f"long {case.key}"):
+            _long(bench, sheet, inner.share(1 / (len(open_cases) - position)), case)
     _confirm_all(bench, sheet, box)
 
 
@@ -118,27 +119,32 @@ def _confirm_all(bench: Bench, sheet: Sheet, box: Box) -> None:
     for name in names:
         if not box.holds(2 * START_SECONDS if bench.on_cuda else 2.0):
             return
-        result = load(bench.folder.path / "searches" / f"{name}.json")
-        config, speed = result.best.config, result.best.samples_per_second
-        room = box.left - 2 * _start(bench)
-        steps = max(2, min(bench.plan.confirm_steps, int(0.85 * room * speed / config.effective_batch())))
-        said: list[str] = []
-        found = confirm(result, steps=steps, timeout_seconds=box.timeout(600.0), say=said.append)
-        row = outcome_row(found, config)
-        if found.measurement is not None:
-            row["long_run"] = overall(found.measurement, config)
-        sheet.put(
-            f"confirm {name}",
-            FAILED if str(found.outcome) == "failed" else DONE,
-            steps=steps,
-            planned_steps=bench.plan.confirm_steps,
-            searched_samples_per_second=speed,
-            limit_bytes=result.memory_limit_bytes,
-            said=said,
-            error=None if found.failure is None else found.failure.message,
-            **row,
-        )
-        bench.say(f"confirm {name}: {found.outcome} over {steps} steps")
+        with point(sheet, f"confirm {name}"):
+            _confirm(bench, sheet, box, name)
+
+
+def _confirm(bench: Bench, sheet: Sheet, box: Box, name: str) -> None:
+    result = load(bench.folder.path / "searches" / f"{name}.json")
+    config, speed = result.best.config, result.best.samples_per_second
+    room = box.left - 2 * _start(bench)
+    steps = max(2, min(bench.plan.confirm_steps, int(0.85 * room * speed / config.effective_batch())))
+    said: list[str] = []
+    found = confirm(result, steps=steps, timeout_seconds=box.timeout(600.0), say=said.append)
+    row = outcome_row(found, config)
+    if found.measurement is not None:
+        row["long_run"] = overall(found.measurement, config)
+    sheet.put(
+        f"confirm {name}",
+        FAILED if str(found.outcome) == "failed" else DONE,
+        steps=steps,
+        planned_steps=bench.plan.confirm_steps,
+        searched_samples_per_second=speed,
+        limit_bytes=result.memory_limit_bytes,
+        said=said,
+        error=None if found.failure is None else found.failure.message,
+        **row,
+    )
+    bench.say(f"confirm {name}: {found.outcome} over {steps} steps")
 
 
 def _start(bench: Bench) -> float:

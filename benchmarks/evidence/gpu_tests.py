@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
-from benchmarks.evidence.bench import Bench, missing, run_child
+from benchmarks.evidence.bench import Bench, findings, missing, run_child
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.inside.pytest_log import LOG_VARIABLE, PARENT_VARIABLE
 from benchmarks.evidence.store import DONE, FAILED, SKIPPED, Sheet
 
 NEEDED = ("pytest", "hypothesis")
 WHOLE = "pytest -m gpu"
+FOLLOWED_SECONDS = 5.0  #: between two looks at what pytest has written
 
 
 def planned(bench: Bench) -> list[str]:
@@ -29,18 +34,37 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
         sheet.skip(WHOLE, f"{', '.join(absent)} is not installed")
         return
     log = bench.folder.file("inside", "tests.jsonl")
+    _take_over(sheet, log)  # of a call that was killed
     log.unlink(missing_ok=True)
     environment = bench.environment() | {LOG_VARIABLE: str(log), PARENT_VARIABLE: str(os.getpid())}
     status: int | None = None
     output = ""
     try:
-        status, output = run_child(command(sheet), environment, box.left)
+        with repeated(partial(_take_over, sheet, log), FOLLOWED_SECONDS):
+            status, output = run_child(command(sheet), environment, box.left)
     finally:
-        _take_over(sheet, log.read_text().splitlines() if log.exists() else [])
-    if status is None:
-        sheet.note("the tests were cut off at the end of their box; those that had passed are kept")
+        _take_over(sheet, log)
+    if status is None:  # cut off at the end of the box: those that had passed are kept, and the whole run is left
         return
     conclude(bench, sheet, status, output)
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], None], seconds: float) -> Iterator[None]:
+    """Do something every few seconds beside the block, so that who reads after a kill finds what was known."""
+    ended = threading.Event()
+
+    def loop() -> None:
+        while not ended.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def conclude(bench: Bench, sheet: Sheet, status: int, output: str) -> None:
@@ -60,7 +84,7 @@ def conclude(bench: Bench, sheet: Sheet, status: int, output: str) -> None:
 
 
 def command(sheet: Sheet) -> list[str]:
-    """The pytest command; without pytest-timeout the project's own options would be refused."""
+    """The pytest command; without pytest-timeout or pytest-xdist the project's own options would be refused."""
     words = [
         sys.executable,
         "-m",
@@ -73,7 +97,7 @@ def command(sheet: Sheet) -> list[str]:
         "-p",
         "benchmarks.evidence.inside.pytest_log",
     ]
-    if missing("pytest_timeout"):
+    if missing("pytest_timeout", "xdist"):
         words += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
     if missing("optuna"):
         words += ["-o", "filterwarnings="]  # one of the project's names a class of Optuna's
@@ -83,10 +107,10 @@ def command(sheet: Sheet) -> list[str]:
     return [*words, "tests/gpu"]
 
 
-def _take_over(sheet: Sheet, lines: list[str]) -> None:
+def _take_over(sheet: Sheet, log: Path) -> None:
     states = {"passed": DONE, "failed": FAILED, "skipped": SKIPPED}
-    for line in lines:
-        if line.endswith("}"):
-            found = json.loads(line)
-            more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
-            sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)
+    for found in findings(log):
+        if sheet.rows.get(found["test"], {}).get("seconds") == found["seconds"]:
+            continue
+        more = {"error": found["text"]} if found["outcome"] == "failed" else {"reason": found["text"]}
+        sheet.put(found["test"], states[found["outcome"]], seconds=found["seconds"], **more)

@@ -17,7 +17,7 @@ from autofit.memory.law import MemoryLaw
 from autofit.problem.spec import Workload
 from autofit.processes.protocol import Kind, TrialOrder
 from autofit.trials.runner import TrialRequest
-from benchmarks.evidence.bench import Bench, Stopwatch, record
+from benchmarks.evidence.bench import Bench, Stopwatch, point, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.plan import Case
 from benchmarks.evidence.store import Sheet
@@ -43,10 +43,12 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
     _trials(bench, sheet, box.share(TRIALS_SHARE))
     for number, case in enumerate(bench.plan.snapshots):
         if not sheet.settled(f"snapshot {case.key}") and box.holds(5.0):
-            _snapshot(bench, sheet, box, case, number)
+            with point(sheet, f"snapshot {case.key}"):
+                _snapshot(bench, sheet, box, case, number)
     _predictions(bench, sheet, box)
     if not sheet.settled("native and patched traces") and box.holds(5.0):
-        _both_paths(bench, sheet, box, bench.plan.snapshots[0])
+        with point(sheet, "native and patched traces"):
+            _both_paths(bench, sheet, box, bench.plan.snapshots[0])
 
 
 def _trials(bench: Bench, sheet: Sheet, box: Box) -> None:
@@ -56,18 +58,21 @@ def _trials(bench: Bench, sheet: Sheet, box: Box) -> None:
             continue
         if not box.holds(bench.least_seconds):
             return
-        reason = bench.problem(case.workload, case.config)
-        if reason is not None:
-            sheet.skip(key, reason)
-            sheet.skip(f"predicted {case.key}", reason)
-            continue
-        result = bench.trial(case.workload, case.config, box, optimizer_steps=STEPS)
-        model = bench.describe(case.workload)["model"]
-        facts = {
-            name: model[name] for name in ("task", "seq_len", "digest", "n_params", "attn_implementation")
-        }
-        record(sheet, key, result, case.config, model=case.model, facts=facts)
-        bench.say(f"{key}: {result.outcome} in {result.seconds:.1f} s")
+        with point(sheet, key):
+            _trial(bench, sheet, box, case, key)
+
+
+def _trial(bench: Bench, sheet: Sheet, box: Box, case: Case, key: str) -> None:
+    reason = bench.problem(case.workload, case.config)
+    if reason is not None:
+        sheet.skip(key, reason)
+        sheet.skip(f"predicted {case.key}", reason)
+        return
+    result = bench.trial(case.workload, case.config, box, optimizer_steps=STEPS)
+    model = bench.describe(case.workload)["model"]
+    facts = {name: model[name] for name in ("task", "seq_len", "digest", "n_params", "attn_implementation")}
+    record(sheet, key, result, case.config, model=case.model, facts=facts)
+    bench.say(f"{key}: {result.outcome} in {result.seconds:.1f} s")
 
 
 def _predictions(bench: Bench, sheet: Sheet, box: Box) -> None:
@@ -77,11 +82,12 @@ def _predictions(bench: Bench, sheet: Sheet, box: Box) -> None:
         ]
         if not cases:
             continue
-        setting, workers = _setting(bench, workload), worker_count()
+        workers = worker_count()
         for chunk in _chunks(cases, 2 * workers):
             if not box.holds(3.0):
                 return
-            _predict(bench, sheet, box, setting, chunk, workers)
+            with point(sheet, f"predicted {chunk[0].key}"):
+                _predict(bench, sheet, box, _setting(bench, workload), chunk, workers)
 
 
 def _predict(
@@ -98,6 +104,8 @@ def _predict(
             trouble = next(iter(laws.values())).reason
     except WorkerError as error:
         trouble = f"{error.message}: {(error.hint or '')[-500:]}"
+    if trouble is not None and not box.holds():
+        return  # it was the box that ended it: the next call asks again
     if trouble is not None and bench.on_cuda:
         sheet.note(
             f"tracing beside the card failed ({trouble}); predictions come from a process that sees no card"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from autofit.units import MIB
-from benchmarks.evidence.bench import Bench, record
+from benchmarks.evidence.bench import Bench, point, record
 from benchmarks.evidence.box import Box
 from benchmarks.evidence.store import Sheet
 
@@ -33,6 +36,7 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
 
 
 def _provoked(bench: Bench, sheet: Sheet, box: Box) -> None:
+    _keep_provoked(bench, sheet, bench.left_behind("oom"), "")
     cases = [case for case in CASES if not sheet.settled(f"provoked {case}")]
     if not cases or not box.holds(5.0):
         return
@@ -44,17 +48,20 @@ def _provoked(bench: Bench, sheet: Sheet, box: Box) -> None:
         "limit_bytes": context + bench.plan.oom_limit_bytes,
     }
     *found, end = bench.inside("oom", order, box, most=len(cases) * CASE_SECONDS)
+    _keep_provoked(bench, sheet, found, end["log"][-500:])
+    _fail_rest(sheet, [f"provoked {case}" for case in cases], end)
+
+
+def _keep_provoked(bench: Bench, sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
     for line in found:
         key = f"provoked {line.pop('case')}"
+        if sheet.settled(key):
+            continue
         if "died" in line or line.get("error") is None:
-            sheet.fail(key, f"no exception: {line}; {end['log'][-500:]}")
+            sheet.fail(key, f"no exception: {line}; {log}")
         else:
             sheet.put(key, **line)
             bench.say(f"{key}: {line['error']['types'][0]} in {line['phase']}")
-    if end["status"] != 0:
-        sheet.note(
-            f"the script that provokes out of memory ended with status {end['status']}: {end['log'][-500:]}"
-        )
 
 
 def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
@@ -63,21 +70,17 @@ def _limits(bench: Bench, sheet: Sheet, box: Box) -> None:
     limit = bench.plan.limit_bytes + bench.machine.context_bytes
     for key, case in ((FITS, fits), (EXCEEDS, exceeds), (AFTERWARDS, fits)):
         if not sheet.settled(key) and box.holds(bench.least_seconds):
-            result = bench.trial(
-                case.workload, case.config, box, memory_limit_bytes=limit, window_seconds=0.1
-            )
-            record(
-                sheet,
-                key,
-                result,
-                case.config,
-                limit_bytes=limit,
-                total_memory_bytes=bench.machine.total_memory_bytes,
-            )
-            bench.say(f"{key}: {result.outcome}")
+            with point(sheet, key):
+                result = bench.trial(
+                    case.workload, case.config, box, memory_limit_bytes=limit, window_seconds=0.1
+                )
+                total = bench.machine.total_memory_bytes
+                record(sheet, key, result, case.config, limit_bytes=limit, total_memory_bytes=total)
+                bench.say(f"{key}: {result.outcome}")
 
 
 def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:
+    _keep_rooms(sheet, bench.left_behind("full_card"), "")
     rooms = [room for room in ROOMS if not sheet.settled(_room_key(room))]
     if not bench.on_cuda:
         rooms = rooms[:1]
@@ -88,14 +91,26 @@ def _full_card(bench: Bench, sheet: Sheet, box: Box) -> None:
     *found, end = bench.inside(
         "full_card", {"rooms": rooms, "seconds": CASE_SECONDS}, box, most=len(rooms) * CASE_SECONDS
     )
+    _keep_rooms(sheet, found, end["log"][-500:])
+    _fail_rest(sheet, [_room_key(room) for room in rooms], end)
+
+
+def _keep_rooms(sheet: Sheet, found: Sequence[dict[str, Any]], log: str) -> None:
     for line in found:
         key = _room_key(line["room_bytes"])
+        if sheet.settled(key):
+            continue
         if "died" in line:
-            sheet.fail(key, f"{line}; {end['log'][-500:]}")
+            sheet.fail(key, f"{line}; {log}")
         else:
             sheet.put(key, **line)
-    if end["status"] != 0:
-        sheet.note(f"the script that fills the card ended with status {end['status']}: {end['log'][-500:]}")
+
+
+def _fail_rest(sheet: Sheet, keys: Sequence[str], end: Mapping[str, Any]) -> None:
+    """Say why a script that did not come to its end left out what it should have tried."""
+    for key in keys:
+        if end["status"] != 0 and key not in sheet.rows:
+            sheet.fail(key, f"the script ended with status {end['status']}: {end['log'][-500:]}")
 
 
 def _room_key(room: int) -> str:

@@ -209,7 +209,7 @@ def full_plan() -> Plan:
         limit_bytes=3 * GIB,
         oom_limit_bytes=700 << 20,
         founding=BERT_LARGE,
-        founding_steps=128,
+        founding_steps=32,
         startups=5,
     )
 

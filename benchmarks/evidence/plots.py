@@ -65,12 +65,12 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
         )
     for number, (case, compared) in enumerate(comparisons(reading).items()):
         if compared["curve"]:
-            curve = compared["curve"]
+            curve, births = compared["curve"], compared["births"]["matched"]
             found["memory"].append(
                 album.draw(
                     f"history-{number}",
                     f"Bytes in use, event by event: {case}",
-                    partial(_curve, curve=curve),
+                    partial(_curve, curve=curve, births=births),
                     size=(9.0, 4.0),
                 )
             )
@@ -89,7 +89,7 @@ def pictures(reading: Reading, directory: Path, stem: str) -> dict[str, list[Pat
     }
     titles = {
         "search": "Speed-up of the answer",
-        "fidelity": "Trial against long run",
+        "fidelity": "Trial against long run, samples/s",
         "founding": "The founding table, samples/s",
     }
     for stage, (labels, series) in drawn.items():
@@ -114,9 +114,10 @@ def _memory(axes: Any, rows: Sequence[MemoryRow]) -> None:
     axes.legend(fontsize=7, ncols=2)
 
 
-def _curve(axes: Any, curve: Sequence[tuple[int, int]]) -> None:
-    axes.plot([real / GIB for _, real in curve], label="real", linewidth=1.4)
-    axes.plot([ours / GIB for ours, _ in curve], label="ours", linewidth=0.9, linestyle="--")
+def _curve(axes: Any, curve: Sequence[tuple[int, int]], births: int) -> None:
+    places = [position * births / len(curve) for position in range(len(curve))]  # the curve is thinned
+    axes.plot(places, [real / GIB for _, real in curve], label="real", linewidth=1.4)
+    axes.plot(places, [ours / GIB for ours, _ in curve], label="ours", linewidth=0.9, linestyle="--")
     axes.set_xlabel("matched births, in order")
     axes.set_ylabel("GiB in use")
     axes.legend(fontsize=8)

@@ -84,6 +84,11 @@ class Reading:
         """Every call that wrote into the folder."""
         return [row["command"] for key, row in self.sheet("run").rows.items() if key.startswith("call")]
 
+    @property
+    def machines(self) -> int:
+        """On how many the calls ran, as far as they say; a machine that was started anew counts again."""
+        return len({row["boot"] for key, row in self.sheet("run").rows.items() if key.startswith("call") and row.get("boot")})
+
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
         """A Markdown table, with the warning above it; a line that says so when there is nothing."""
         if not rows:
@@ -106,6 +111,11 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     return re.sub(r"\s+", " ", str(value)).replace("|", "\\|")
+
+
+def without_directories(text: str) -> str:
+    """A text with the names of files and not the machine's folders before them; addresses stay whole."""
+    return re.sub(r"(?<![\w.~/:])/(?:[\w.+@-]+/)+", "", text)
 
 
 def mib(size: float | None) -> int | None:

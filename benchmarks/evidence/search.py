@@ -54,8 +54,8 @@ def run(bench: Bench, sheet: Sheet, box: Box) -> None:
             if sheet.settled(name):
                 continue
             if absent:
-                sheet.note("optuna is not installed: nothing was searched")
-                return
+                sheet.fail(name, "optuna is not installed")
+                continue
             if limit is not None and limit > bench.machine.total_memory_bytes:
                 sheet.skip(name, "the device has less memory than this limit")
                 continue

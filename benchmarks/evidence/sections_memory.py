@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import statistics
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autofit.errors import FileFormatError
 from autofit.files import read_json_object
 from autofit.memory.events import Trace
 from autofit.problem.config import TrialConfig
 from benchmarks.evidence import history
+from benchmarks.evidence.memory import STEPS
 from benchmarks.evidence.reading import Reading, mib, percent
 
 COUNTERS = ("peak_allocated_bytes", "peak_reserved_bytes")
@@ -81,7 +84,7 @@ def memory(reading: Reading) -> list[str]:
     """Errors by model, every row, the two histories."""
     rows = memory_rows(reading)
     lines = [
-        f"{len(rows)} configurations of {len({row.model for row in rows})} models, two optimizer steps each.",
+        f"{len(rows)} configurations of {len({row.model for row in rows})} models, {STEPS} optimizer steps each.",
         "",
     ]
     lines += [
@@ -178,7 +181,10 @@ def comparisons(reading: Reading) -> dict[str, dict[str, Any]]:
     for key, row in reading.rows("memory", "snapshot ").items():
         real_path, traced_path = (reading.path / "snapshots" / name for name in row["files"])
         real = history.History.from_json(read_json_object(real_path, what="history"))
-        traced = Trace.from_json(json.loads(gzip.decompress(traced_path.read_bytes())))
+        try:
+            traced = Trace.from_json(json.loads(gzip.decompress(traced_path.read_bytes())))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            raise FileFormatError(f"trace {str(traced_path)!r} cannot be read: {error}") from None
         found[key] = history.compare(real, traced)
     return found
 

@@ -29,19 +29,22 @@ def landscape(reading: Reading) -> list[str]:
     """Sizes of the grids, seconds per point, and the fastest points of each."""
     sheet, found = reading.sheet("landscape"), grids(reading)
     lines = reading.table(
-        ("grid", "points", "of", "out of memory", "seconds per point, median", "left out"),
+        ("grid", "points", "of", "out of memory", "seconds per point, median", "not in the space", "left"),
         [
             (
                 name,
-                row.get("recorded_points"),
+                len(found[name].points) if name in found else 0,
                 row.get("space"),
                 sum(p.measurement is None for p in found[name].points) if name in found else None,
                 row.get("median_point_seconds"),
                 "; ".join(f"{r['knob']} {r['value']}: {r['reason']}" for r in row.get("removals", [])),
+                _left(row, found.get(name)),
             )
             for name, row in sheet.rows.items()
         ],
     )
+    failed = [f"- {name} {text}" for name, row in sheet.rows.items() for text in row.get("left_out", [])]
+    lines += ["What failed for another reason than memory:", "", *failed, ""] if failed else []
     for name, grid in found.items():
         points = sorted((p for p in grid.points if p.measurement is not None), key=true_speed, reverse=True)
         rows = []
@@ -64,6 +67,12 @@ def landscape(reading: Reading) -> list[str]:
     return lines
 
 
+def _left(row: Mapping[str, Any], grid: Landscape | None) -> str | None:
+    """What a grid lacks, by its own points (a kill may have come after the row was written), and why."""
+    left = row.get("space", 0) - (0 if grid is None else len(grid.points))
+    return None if left <= 0 else f"{left} points" + (f": {row['error']}" if row.get("error") else "")
+
+
 def regret_of(row: Mapping[str, Any], grid: Landscape | None) -> float | None:
     """Relative loss of a search's answer against the best recorded point under its limit, by the grid's own medians; None without either."""
     if grid is None or "best" not in row:
@@ -81,7 +90,10 @@ def search(reading: Reading) -> list[str]:
         if "nothing_fits" in row:
             rows.append((key, "nothing fits", *[None] * 10))
             continue
-        regret = regret_of(row, found.get(row["problem"]))
+        grid = found.get(row["problem"])
+        regret = regret_of(row, grid)
+        space = reading.sheet("landscape").rows.get(row["problem"], {}).get("space")
+        part = "" if grid is None or space in (None, len(grid.points)) else f", {len(grid.points)} of {space} points"
         speedup = row["speedup"]
         rows.append(
             (
@@ -90,10 +102,10 @@ def search(reading: Reading) -> list[str]:
                 row["best"]["samples_per_second"],
                 _factor(speedup.get("defaults")),
                 _factor(speedup.get("hand_recipe")),
-                None if regret is None else f"{100 * regret:.1f} %",
+                None if regret is None else f"{100 * regret:.1f} %{part}",
                 row["trials"],
                 row["out_of_memory"],
-                row["seconds"],
+                f"{row['seconds']:.0f} of the last call" if row.get("resumed") else row["seconds"],
                 row["device_seconds"],
                 "yes" if row["confirmed"] else "no",
                 row["stopped"],
@@ -113,7 +125,8 @@ def search(reading: Reading) -> list[str]:
         "confirmed",
         "ended",
     )
-    return reading.table(headers, rows)
+    said = [f"- {key}: {text}" for key, row in reading.rows("search").items() for text in row.get("warnings", [])]
+    return [*reading.table(headers, rows), *(["What the searches warned of:", "", *said, ""] if said else [])]
 
 
 def _factor(value: float | None) -> str:
@@ -190,6 +203,8 @@ def _confirmed(reading: Reading) -> list[str]:
 
 def founding(reading: Reading) -> list[str]:
     """The nine configurations beside the V100's figures."""
+    steps = sorted({row["steps"] for row in reading.rows("founding").values() if "steps" in row})
+    lines = [f"Runs of {' or '.join(map(str, steps))} optimizer steps of four samples here, an epoch of 512 samples there.", ""] if steps else []
     rows = []
     for key, row in reading.rows("founding").items():
         published = row["published"]
@@ -206,9 +221,8 @@ def founding(reading: Reading) -> list[str]:
                 row["outcome"],
             )
         )
-    return reading.table(
-        ("configuration", "V100 samples/s", "here", "", "V100 card used MiB", "here", "outcome"), rows
-    )
+    headers = ("configuration", "V100 samples/s", "here", "", "V100 card used MiB", "here", "outcome")
+    return [*lines, *reading.table(headers, rows)]
 
 
 def _needed(row: Mapping[str, Any]) -> int | None:

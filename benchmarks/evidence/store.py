@@ -7,9 +7,11 @@ by the next call; what failed is tried again, what is partial is gone on with. A
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ SCHEMA, VERSION = "autofit/evidence", 1
 DONE, SKIPPED, FAILED, PARTIAL = STATES = ("done", "skipped", "failed", "partial")
 IDENTITY = ("dry_run", "device", "torch", "transformers")  #: what must agree for rows to stand in one sheet
 MAX_ERRORS = 20
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Sheet:
@@ -33,6 +36,7 @@ class Sheet:
 
     def __init__(self, path: Path, *, stage: str, dry_run: bool) -> None:
         self.path, self.stage = path, stage
+        self._unreadable = False
         self._data: dict[str, Any] = {
             "schema": SCHEMA,
             "version": VERSION,
@@ -53,9 +57,8 @@ class Sheet:
             if flaw := _flaw(found):
                 raise FileFormatError(f"{str(self.path)!r} is not a sheet of evidence: {flaw}")
         except FileFormatError as error:
-            aside = self.path.with_suffix(f".unreadable-{os.getpid()}")
-            self.path.rename(aside)
-            self._data["notes"].append(f"an unreadable file was put aside as {aside.name}: {error.message}")
+            self._unreadable = True
+            self._data["notes"].append(f"what was recorded before could not be read: {error.message.replace(str(self.path), self.path.name)}")
             return
         if found["dry_run"] != dry_run:
             raise UserError(
@@ -76,7 +79,7 @@ class Sheet:
 
     @property
     def left(self) -> list[str]:
-        """Keys that were planned and have no row, at the end of the last call."""
+        """Keys that were planned and are not settled, as of the last point."""
         return list(self._data["left"])
 
     @property
@@ -100,6 +103,7 @@ class Sheet:
     def put(self, key: str, state: str = DONE, /, **content: Any) -> None:
         """Record one point; the file is whole before and after."""
         self._data["rows"][key] = {"state": state, "recorded": now(), **content}
+        self._data["left"] = [name for name in self.left if not self.settled(name)]
         self.save()
 
     def skip(self, key: str, reason: str) -> None:
@@ -122,14 +126,21 @@ class Sheet:
         self._data["errors"] = [*self._data["errors"], traceback][-MAX_ERRORS:]
         self.save()
 
-    def close(self, seconds: float, planned: Iterable[str]) -> None:
-        """End one call: add its time, note what is left of the plan."""
-        self._data["seconds"] += seconds
+    def plan(self, planned: Iterable[str]) -> None:
+        """Note what is to be recorded, so that a report of a call that was killed says what it lacks."""
         self._data["left"] = [key for key in planned if not self.settled(key)]
         self.save()
 
+    def close(self, seconds: float, planned: Iterable[str]) -> None:
+        """End one call: add its time, note what is left of the plan."""
+        self._data["seconds"] += seconds
+        self.plan(planned)
+
     def save(self) -> None:
-        """Write the file in one step."""
+        """Write the file in one step; one that could not be read is put aside first."""
+        if self._unreadable:
+            put_aside(self.path)
+            self._unreadable = False
         write_json(self.path, self._data)
 
 
@@ -158,6 +169,23 @@ class Folder:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other calls off the folder: each would write its own rows over the other's. The kernel lets go when the process ends.
+
+        Raises:
+            UserError: another call works in it.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"another call works in {str(self.path)!r}", hint="wait for that one, or give another --out") from None
+            yield
+        finally:
+            os.close(handle)
+
     def check(self, identity: Mapping[str, Any]) -> None:
         """Refuse to go on with a folder that was made under other conditions.
 
@@ -180,8 +208,13 @@ class Folder:
         """Note that a call begins; returns its key."""
         run = self.sheet("run")
         key = f"call {sum(name.startswith('call') for name in run.rows) + 1}"
-        run.put(key, command=command, minutes=minutes)
+        run.put(key, command=command, minutes=minutes, boot=boot())
         return key
+
+
+def put_aside(path: Path) -> None:
+    """Give a file that cannot be read another name, so that a new one can take its place."""
+    path.rename(path.with_suffix(f".unreadable-{os.getpid()}"))
 
 
 def is_dry_run(path: str | Path) -> bool:
@@ -215,6 +248,14 @@ def _flaw(found: Mapping[str, Any]) -> str | None:
     if isinstance(found.get("seconds", 0.0), bool) or not isinstance(found.get("seconds", 0.0), int | float):
         return "its seconds are no number"
     return None
+
+
+def boot() -> str | None:
+    """What tells this start of this machine from any other; None where the kernel does not say."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 def now() -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from autofit.errors import UserError
 from autofit.files import write_json
@@ -14,7 +15,7 @@ from autofit.trials.landscape import Landscape
 from benchmarks.evidence import sections_machine, sections_memory, sections_speed
 from benchmarks.evidence.bench import missing
 from benchmarks.evidence.plan import ROOT, STAGE_NAMES
-from benchmarks.evidence.reading import Reading
+from benchmarks.evidence.reading import Reading, without_directories
 from benchmarks.evidence.store import FAILED, SKIPPED
 
 REPORTS, LANDSCAPES, FIXTURES = (
@@ -34,7 +35,7 @@ SECTIONS: Mapping[str, tuple[str, Section]] = {
     "founding": ("The founding table on this card", sections_speed.founding),
 }
 STANDING_CAVEATS = (
-    "One machine, one card, one day. Models have random weights and synthetic samples of full length: speed and memory do not depend on their values, padding and data loading of a real set are not in here.",
+    "Models have random weights and synthetic samples of full length: speed and memory do not depend on their values, padding and data loading of a real set are not in here.",
     "The grids were recorded without a limit. A search under a limit may use a configuration whose allocator would have kept more than the limit "
     "had it been allowed to, and which gives back what it can instead: regret against the grid is blank then.",
     "Seconds of a search include tracing. Classes that an earlier stage or search has traced come from the cache, so that the first search of a problem is the slow one.",
@@ -118,7 +119,7 @@ def report(
         lines += section(reading)
         for picture in drawn.get(stage, []):
             lines += [f"![{picture.stem}]({picture.name})", ""]
-    return lines
+    return [without_directories(line) for line in lines]
 
 
 def caveats(reading: Reading) -> list[str]:
@@ -131,21 +132,34 @@ def caveats(reading: Reading) -> list[str]:
         sheet = reading.sheet(stage)
         if sheet.left:
             names = ", ".join(sheet.left[:6]) + (", ..." if len(sheet.left) > 6 else "")
-            found.append(f"*{stage}*: {len(sheet.left)} points are left unmeasured ({names}).")
-        failed = [key for key, row in sheet.rows.items() if row["state"] == FAILED]
-        if failed:
-            found.append(
-                f"*{stage}*: {len(failed)} failed ({', '.join(failed[:6])}{', ...' if len(failed) > 6 else ''})."
-            )
+            found.append(f"*{stage}*: {len(sheet.left)} left, not at all or not wholly measured ({names}).")
+        failures: dict[str, list[str]] = {}
+        for key, row in sheet.rows.items():
+            if row["state"] == FAILED:
+                failures.setdefault("" if stage == "tests" else _why(row), []).append(key)
+        for why, failed in failures.items():
+            names = f"{', '.join(failed[:6])}{', ...' if len(failed) > 6 else ''}"
+            found.append(f"*{stage}*: {len(failed)} failed ({names}){why}.")
         reasons: dict[str, int] = {}
         for row in sheet.rows.values():
             if row["state"] == SKIPPED:
                 reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
         found += [f"*{stage}*: {count} skipped: {reason}." for reason, count in reasons.items()]
         found += [f"*{stage}*: {note}." for note in sheet.notes]
+        if stage == "landscape":
+            lost = [name for name, row in sheet.rows.items() if row.get("recorded_points") and name not in sections_speed.grids(reading)]
+            found += [f"*{stage}*: the grid {name} cannot be read." for name in lost]
         if sheet.errors:
             found.append(f"*{stage}* broke: `{sheet.errors[-1].strip().splitlines()[-1][:200]}`.")
-    return [*found, *STANDING_CAVEATS]
+    many = f"{reading.machines} machines, or one that was started anew, each with one card of this kind: some differences between stages may be theirs."
+    return [*found, many if reading.machines > 1 else "One machine, one card, one day.", *STANDING_CAVEATS]
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    """The first line of what a failed row says."""
+    said = row.get("error") or (row.get("failure") or {}).get("message") or ""
+    first = next(iter(str(said).strip().splitlines()), "")
+    return f": {first[:160].rstrip('.')}" if first else ""
 
 
 def publish_grids(reading: Reading, directory: Path) -> list[Path]:

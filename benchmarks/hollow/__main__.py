@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def default_directory() -> Path:
-    """One for each installation of torch and each state of the sources."""
-    digest = hashlib.sha256(str(Path(sys.prefix).resolve()).encode())
+    """One for each installation of torch (and bitsandbytes, whose libraries are linked against the same) and each state of the sources."""
+    digest = hashlib.sha256(f"{Path(sys.prefix).resolve()} {_version('bitsandbytes')}".encode())
     for path in sorted([*SOURCE.iterdir(), Path(__file__).with_name("build.py")]):
         digest.update(path.read_bytes())
     return Path(tempfile.gettempdir()) / f"hollow-{_torch()}-{os.getuid()}-{digest.hexdigest()[:8]}"
@@ -83,10 +83,17 @@ def environment(card: Card, name: str, directory: Path) -> dict[str, str]:
 
 
 def _torch() -> str:
+    found = _version("torch")
+    if found is None:
+        raise CannotBuild("torch is not installed")
+    return found
+
+
+def _version(package: str) -> str | None:
     try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise CannotBuild("torch is not installed") from error
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Peaks predicted against those of PyTorch's own allocator on the hollow device: a dated report, and the rows that the memory tests compare with.
 
     python -m benchmarks.hollow -- python -m benchmarks.evidence --out DIR --minutes 12 --stages facts,memory
-    python -m benchmarks.hollow.memory DIR [DIR ...] --date 2026-11-22
+    python -m benchmarks.hollow.memory DIR [DIR ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import statistics
 import sys
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write report and fixture."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hollow.memory", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="of `benchmarks.evidence`, on the hollow device")
-    parser.add_argument("--date", required=True, help="of the report")
+    parser.add_argument("--date", default=datetime.date.today().isoformat(), help="of the report (today)")
     options = parser.parse_args(arguments)
     try:
         readings = [Reading(folder) for folder in options.folders]

@@ -12,8 +12,9 @@ from autofit.errors import UserError
 from autofit.problem.config import TrialConfig
 from autofit.trials.measurement import Measurement
 from benchmarks.evidence import __main__ as command
+from benchmarks.evidence import store
 from benchmarks.evidence.bench import Bench, run_child
-from benchmarks.evidence.box import Box
+from benchmarks.evidence.box import Box, Stopped
 from benchmarks.evidence.fidelity import affordable_steps, overall
 from benchmarks.evidence.plan import tiny_plan
 from benchmarks.evidence.store import Folder, Sheet
@@ -37,6 +38,20 @@ class Endless(Broken):
         sheet.put("a")
         while True:
             pass
+
+
+class Ended(Broken):
+    """A stage in which the run is told to end."""
+
+    def run(self, bench: Bench, sheet: Sheet, box: Box) -> None:
+        sheet.put("a")
+        raise Stopped("SIGTERM")
+
+
+def ran(bench: Bench, seconds: float) -> list[command.Done]:
+    rows: list[command.Done] = []
+    command.run_stage("facts", bench, Box(seconds), seconds, rows)
+    return rows
 
 
 @pytest.fixture
@@ -79,7 +94,7 @@ def test_a_stage_that_breaks_keeps_its_points_and_says_why(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "STAGES", {"facts": Broken()})
-    done = command.run_stage("facts", bench, Box(5.0), 5.0)
+    (done,) = ran(bench, 5.0)
     sheet = bench.folder.sheet("facts")
     assert (done.done, done.left, done.note) == (1, 1, "broke: RuntimeError: the second point")
     assert sheet.left == ["b"]
@@ -90,9 +105,46 @@ def test_a_stage_that_does_not_come_back_is_cut_off_and_keeps_its_points(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "STAGES", {"facts": Endless()})
-    done = command.run_stage("facts", bench, Box(0.1), 0.1)
+    (done,) = ran(bench, 0.1)
     assert (done.done, done.left) == (1, 1)
     assert "cut off" in done.note
+
+
+def test_a_stage_in_which_the_run_was_ended_has_its_row_in_the_table(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "STAGES", {"facts": Ended()})
+    rows: list[command.Done] = []
+    with pytest.raises(Stopped):
+        command.run_stage("facts", bench, Box(5.0), 5.0, rows)
+    assert [(row.stage, row.done, row.left, row.note) for row in rows] == [("facts", 1, 1, "stopped by SIGTERM")]
+    assert bench.folder.sheet("facts").left == ["b"]
+
+
+def test_a_disk_that_is_full_ends_the_run_with_the_table_of_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Filled(Broken):
+        def run(self, bench: Bench, sheet: Sheet, box: Box) -> None:
+            sheet.put("a")
+            monkeypatch.setattr(store, "write_json", refuse)
+            sheet.put("b")
+
+    def refuse(path: Path, data: object) -> None:
+        raise UserError(f"cannot write {str(path)!r}: No space left on device")
+
+    identity = {"dry_run": True, "device": "cpu", "torch": "2", "transformers": "5"}
+    monkeypatch.setattr(command, "STAGES", dict.fromkeys(command.STAGE_NAMES, Filled()))
+    monkeypatch.setattr(Bench, "identity", lambda self: identity)
+    assert command.main(["--dry-run", "--out", str(tmp_path / "out"), "--stages", "facts,oom", "--minutes", "1"]) == 2
+    said = capsys.readouterr()
+    assert "No space left on device" in said.err
+    assert [line.split()[:2] for line in said.out.splitlines()[1:3]] == [["facts", "2"], ["oom", "all"]]
+
+
+def test_two_calls_never_work_in_one_folder(bench: Bench) -> None:
+    with bench.folder.held(), pytest.raises(UserError, match="another call works in"), Folder(bench.folder.path, dry_run=True).held():
+        pass
+    with bench.folder.held():
+        pass
 
 
 def test_the_table_names_stages_that_were_not_begun() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autofit.problem import presets
+from autofit.units import MIB
 from benchmarks.evidence import founding, oom
 from benchmarks.evidence.__main__ import STAGES
 from benchmarks.evidence.inside import oom as inside_oom
@@ -60,3 +61,8 @@ def test_the_founding_table_has_nine_configurations_of_today() -> None:
     configs = [founding.config_of(row) for row in founding.rows()]
     assert len({config.key() for config in configs}) == 9
     assert {config.effective_batch() for config in configs} == {4}
+
+
+def test_the_limit_takes_second_gradients_of_the_provoking_layer_and_no_moments() -> None:
+    weights, workspaces = 4 * inside_oom.WIDTH**2, 96 * MIB
+    assert 3 * weights + workspaces <= full_plan().oom_limit_bytes < 4 * weights

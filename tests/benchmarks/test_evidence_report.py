@@ -10,9 +10,12 @@ import pytest
 
 from autofit.errors import FileFormatError
 from autofit.trials.landscape import Landscape
+from benchmarks.evidence import store
+from benchmarks.evidence.plots import _curve
 from benchmarks.evidence.reading import DRY_WARNING, HOLLOW_WARNING, Reading, cell, percent, slug
 from benchmarks.evidence.sections_memory import comparisons, memory_rows
 from benchmarks.evidence.sections_speed import grids, regret_of
+from benchmarks.evidence.store import Folder
 from benchmarks.evidence.summarise import caveats, report, summarise
 from tests.benchmarks import evidence_folder
 from tests.benchmarks.evidence_folder import LARGE, SMALL
@@ -31,8 +34,28 @@ def test_caveats_come_first_and_name_what_was_not_measured(reading: Reading) -> 
     assert lines[0] == f"# Evidence on CUDA: NVIDIA Imaginary 100, {DATE}"
     assert headings[:2] == ["## Caveats", "## Machine, versions, commands"]
     found = caveats(reading)
-    assert "*memory*: 1 points are left unmeasured (trial bert large)." in found
+    assert "*memory*: 1 left, not at all or not wholly measured (trial bert large)." in found
     assert any(text.startswith("*tests*: 1 failed (tests/gpu/test_a.py::test_bad)") for text in found)
+
+
+def test_calls_on_several_machines_are_not_called_one(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "One machine, one card, one day." in caveats(reading)
+    monkeypatch.setattr(store, "boot", lambda: "another")
+    folder = Folder(reading.path, dry_run=False)
+    for _ in range(2):
+        folder.begin("python -m benchmarks.evidence", 9.0)
+    found = caveats(Reading(reading.path))
+    assert any(text.startswith("2 machines, or one that was started anew") for text in found)
+    assert "One machine, one card, one day." not in found
+
+
+def test_failures_are_said_with_their_reasons_once_each(reading: Reading) -> None:
+    for key in ("a", "b"):
+        reading.sheet("search").fail(key, "optuna is not installed")
+    reading.sheet("founding").put("c", "failed", failure={"message": "no answer within 18 s"})
+    found = caveats(Reading(reading.path))
+    assert "*search*: 2 failed (a, b): optuna is not installed." in found
+    assert "*founding*: 1 failed (c): no answer within 18 s." in found
 
 
 def test_the_report_holds_device_versions_and_the_command(reading: Reading) -> None:
@@ -53,6 +76,70 @@ def test_a_stage_that_was_not_run_is_said_twice_and_shows_no_table(reading: Read
     assert "- *founding* was not run." in lines
     at = lines.index("## The founding table on this card")
     assert lines[at + 2] == "Not measured."
+
+
+def test_a_file_that_cannot_be_read_is_said_and_stays_where_it_is(reading: Reading) -> None:
+    paths = [reading.path / name for name in ("fidelity.json", "landscapes/bert-8.json")]
+    for path in paths:
+        path.write_text(path.read_text()[:100])
+    for _ in range(2):
+        found = caveats(Reading(reading.path))
+        assert any(text.startswith("*fidelity*: what was recorded before could not be read: evidence file 'fidelity.json'") for text in found)
+        assert "*landscape*: the grid bert-8 cannot be read." in found
+        assert all(path.exists() for path in paths)
+        assert str(reading.path) not in "\n".join(report(Reading(reading.path), DATE, {}))
+
+
+def test_no_folder_of_the_machine_is_in_the_report(reading: Reading) -> None:
+    reading.sheet("tests").fail("tests/gpu/test_b.py::test_it", "E\n/opt/venv/lib/python3.12/site-packages/torch/x.py:3: KeyError, see https://pytorch.org/docs/a.html")
+    text = "\n".join(report(Reading(reading.path), DATE, {}))
+    assert "| E x.py:3: KeyError, see https://pytorch.org/docs/a.html |" in text
+    assert "tests/gpu/test_b.py::test_it" in text
+    assert "/opt" not in text
+
+
+def test_a_thinned_curve_is_drawn_over_all_births() -> None:
+    class Axes:
+        def __init__(self) -> None:
+            self.places: list[float] = []
+
+        def plot(self, places: list[float], *_: object, **__: object) -> None:
+            self.places = places
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *_, **__: None
+
+    axes = Axes()
+    _curve(axes, [(1, 1)] * 4, births=12)
+    assert axes.places == [0, 3, 6, 9]
+
+
+def test_a_search_that_went_on_after_a_kill_does_not_call_its_last_part_the_whole(reading: Reading) -> None:
+    sheet = reading.sheet("search")
+    row = {name: value for name, value in sheet.rows["bert-8 16 GiB"].items() if name not in ("state", "recorded")}
+    sheet.put("bert-8 16 GiB", **{**row, "resumed": True})
+    rows = [line for line in report(Reading(reading.path), DATE, {}) if line.startswith(("| bert-8 no limit", "| bert-8 16 GiB"))]
+    assert ["60 of the last call" in line for line in rows] == [False, True]
+
+
+def test_what_a_search_warned_of_is_in_the_report(reading: Reading) -> None:
+    assert "- bert-8 16 GiB: 3 trials failed" in report(reading, DATE, {})
+
+
+def test_a_trace_that_cannot_be_read_is_named(reading: Reading) -> None:
+    (reading.path / "snapshots" / "traced-0.json.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(FileFormatError, match=r"traced-0.json.gz' cannot be read"):
+        comparisons(reading)
+
+
+def test_what_a_grid_lacks_stands_beside_it_and_beside_the_regret_against_it(reading: Reading) -> None:
+    sheet = reading.sheet("landscape")
+    failure = "[3/4] 1x8 fp32 adamw_bnb_8bit: RuntimeError: no such kernel (its other batch sizes are left out until the next call)"
+    sheet.put("bert-8", "partial", **{k: v for k, v in sheet.rows["bert-8"].items() if k not in ("state", "recorded")}, left_out=[failure])
+    text = "\n".join(report(Reading(reading.path), DATE, {}))
+    assert "| 2 points |" in text
+    assert f"- bert-8 {failure}" in text
+    assert "| 0.0 %, 2 of 4 points |" in text
 
 
 def test_errors_of_the_prediction_are_relative_to_what_was_measured(reading: Reading) -> None:

@@ -46,6 +46,14 @@ def test_closing_notes_what_is_left_and_adds_up_the_time(folder: Folder) -> None
     assert found.seconds == 5.0
 
 
+def test_what_is_left_is_known_at_any_time_also_to_who_reads_after_a_kill(folder: Folder) -> None:
+    sheet = folder.sheet("oom")
+    sheet.plan(["a", "b", "c"])
+    sheet.put("a")
+    sheet.fail("b", "no exception")
+    assert folder.sheet("oom").left == ["b", "c"]
+
+
 def test_one_stage_never_touches_the_sheet_of_another(folder: Folder) -> None:
     folder.sheet("facts").put("a")
     before = (folder.path / "facts.json").read_bytes()
@@ -57,8 +65,12 @@ def test_an_unreadable_sheet_is_put_aside_and_said(folder: Folder) -> None:
     (folder.path / "oom.json").write_text('{"schema": "autofit/evid')
     sheet = folder.sheet("oom")
     assert not sheet.rows
-    assert "put aside" in sheet.notes[0]
+    assert (folder.path / "oom.json").exists(), "who only reads changes nothing"
+    sheet.put("a")
+    assert "could not be read: evidence file 'oom.json' is not JSON" in folder.sheet("oom").notes[0]
+    assert str(folder.path) not in folder.sheet("oom").notes[0]
     assert len(list(folder.path.glob("oom.unreadable-*"))) == 1
+    assert list(folder.sheet("oom").rows) == ["a"]
 
 
 @pytest.mark.parametrize(

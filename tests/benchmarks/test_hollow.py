@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.hollow import __main__ as command
 from benchmarks.hollow.__main__ import CARDS, environment
 from benchmarks.hollow.build import SOURCE, needed, undefined
 
@@ -38,6 +39,14 @@ def test_a_command_sees_the_cards_shape_and_the_libraries_first(name: str, tmp_p
     assert found["LD_LIBRARY_PATH"] == os.pathsep.join([str(tmp_path), "/elsewhere"])
     assert (found["HOLLOW_CAPABILITY"], found["HOLLOW_TOTAL_MIB"]) == (str(CARDS[name].capability), str(CARDS[name].memory_mib))
     assert Path(found["PYTHONPATH"].split(os.pathsep)[0], "sitecustomize.py").exists()
+
+
+def test_libraries_that_lack_what_bitsandbytes_asks_for_are_not_used_once_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for installed in (None, "0.50.2"):
+        monkeypatch.setattr(command, "_version", lambda package, installed=installed: installed if package == "bitsandbytes" else "2.11.0")
+        found.add(command.default_directory())
+    assert len(found) == 2
 
 
 def test_every_device_names_itself_hollow() -> None:

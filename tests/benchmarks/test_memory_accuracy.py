@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from transformers import BertConfig
 
 from autofit.problem.config import Precision
 from autofit.units import MIB
-from benchmarks.memory_accuracy import document
+from benchmarks.memory_accuracy import cpu, document
 from benchmarks.memory_methods import METHODS, Question, by_accelerate, by_formula
 from benchmarks.memory_report import describe_machine, markdown, summary_lines
 from benchmarks.memory_rows import BERT_LARGE, founding_name, founding_tables
 from benchmarks.memory_table import Row, Table
+from tests.tracing import test_exactness
 
 PARAMETERS = 335_143_938
 
@@ -90,3 +92,11 @@ def test_rows_of_the_founding_tables_have_names_of_their_own() -> None:
     for table in founding_tables().values():
         names = [founding_name(row) for row in table["rows"]]
         assert len(set(names)) == len(names)
+
+
+def test_real_steps_on_this_cpu_are_rows_beside_our_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_exactness, "ALL", [("bert", "bf16")])
+    pool: Any = type("Here", (), {"map": staticmethod(map)})
+    (row,) = cpu(pool, METHODS[:1]).rows
+    assert row.told["autofit"] == pytest.approx(row.measured_bytes, rel=0.001)
+    assert METHODS[0].name in row.told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -10,7 +11,7 @@ import pytest
 
 from autofit.problem.config import TrialConfig
 from benchmarks.modelled import ARCHITECTURES, CARDS, Laws, modelled_landscape
-from benchmarks.problems import ModelledForecast, Problem, modelled_problems
+from benchmarks.problems import LANDSCAPES, ModelledForecast, Problem, modelled_problems, recorded_problems
 from benchmarks.regret import BUDGET, choose, run_ours, run_rival
 from benchmarks.regret_report import write_report
 from benchmarks.rivals import RIVALS
@@ -119,3 +120,30 @@ def test_the_report_holds_tables_plots_and_numbers(problem: Problem, tmp_path: P
         (tmp_path / f"{n}.png").stat().st_size > 1000 for n in ("regret", "out_of_memory", "device_seconds")
     )
     assert json.loads(json.dumps(outcomes[0].regrets))
+
+
+def test_grids_of_a_card_and_of_a_cpu_stand_apart_and_one_that_is_not_whole_says_so(problem: Problem, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    grid = problem.landscape
+    card = replace(grid, modelled=False, device=replace(grid.device, name="NVIDIA H200"), spec={**grid.spec, "complete": False, "space_size": 999})
+    cpu = replace(grid, modelled=False, device=replace(grid.device, kind="cpu", name="a CPU"))
+    found = [replace(problem, name=name, landscape=landscape, laws=None) for name, landscape in (("card", card), ("cpu", cpu))]
+    outcomes = [run_rival("hand recipe", p, 0) for p in (*found, problem)]
+    summary = write_report(tmp_path, outcomes, [*found, problem], seeds=1, seconds=1.0)
+    assert [line for line in summary.splitlines() if line.startswith("On ")] == [
+        "On modelled landscapes:", "On landscapes recorded on NVIDIA H200:", "On landscapes recorded on a CPU:"
+    ]  # fmt: skip
+    text = (tmp_path / "regret.md").read_text(encoding="utf-8")
+    assert f"- card is on {len(problem.space)} of 999 configurations" in text
+    assert "- Landscapes recorded on NVIDIA H200: 1 run of each configuration, pooled." in text
+    assert "- Landscapes recorded on a CPU: 1 run of each configuration, pooled: what other work took is in them." in text
+
+
+@pytest.mark.parametrize("path", sorted(LANDSCAPES.glob("*.json")), ids=lambda path: path.stem)
+def test_a_search_on_every_recorded_grid_ends_near_its_best(path: Path) -> None:
+    recorded = next((p for p in recorded_problems() if p.name.startswith(f"{path.stem} ")), None)
+    if recorded is None:
+        pytest.skip("it holds too few configurations for a search to speak of")
+    ours = run_ours(recorded, 0, predicted=False)
+    assert ours.stopped is not None
+    assert ours.final_regret <= 0.05

@@ -11,8 +11,17 @@ import pytest
 
 from autofit.errors import FileFormatError, SearchFailed, UserError
 from autofit.problem.adaptation import adaptation_of
+from autofit.problem.space import Space
 from autofit.problem.spec import SearchSpec, Workload
-from autofit.search.recording import FAILURES_BEFORE_STOP, Recording, in_order, record_landscape
+from autofit.search.recording import (
+    FAILURES_BEFORE_STOP,
+    FAILURES_LATER,
+    FAILURES_OF_A_KIND,
+    GIVEN_UP,
+    Recording,
+    in_order,
+    record_landscape,
+)
 from autofit.trials.landscape import Landscape
 from autofit.trials.replay import ReplayRunner
 from autofit.trials.runner import TrialRequest, TrialResult
@@ -107,15 +116,58 @@ def test_a_recording_that_was_cut_off_goes_on_where_it_stopped(tmp_path: Path) -
     assert recording.progress(len(CONFIGS), 2) == f"3 of {len(CONFIGS)} configurations are recorded, 0 of them in all 2 rounds"
 
 
-def test_failures_in_a_row_end_the_recording_and_lose_nothing(tmp_path: Path) -> None:
+class Without(ReplayRunner):
+    """Some optimizers or precisions do not work here."""
+
+    broken: ClassVar[tuple[str, ...]] = ()
+
+    def run(self, request: TrialRequest) -> TrialResult:
+        if {request.config.optim, str(request.config.precision)} & set(self.broken):
+            return TrialResult(outcome=Outcome.FAILED, failure=Failure(reason=Reason.ERROR, message="no such kernel"))
+        return super().run(request)
+
+
+@pytest.mark.parametrize("name", ["optim", "precision"])
+def test_an_optimizer_or_precision_that_does_not_work_costs_its_own_points_only(name: str, tmp_path: Path) -> None:
+    first = next(in_order(CONFIGS, 1, seed=0))
+    recording, runner, ran = recording_at(tmp_path / "grid.json"), Without(GRID), []
+    values = sorted({str(getattr(config, name)) for config in CONFIGS}, key=lambda value: value == str(getattr(first, name)))
+    runner.broken = (values[0],)  # type: ignore[misc]
+    for config in in_order(CONFIGS, 1, seed=0):
+        if recording.wants(config, 1):
+            ran.append((config, recording.run(config, runner)))
+    assert {p.config for p in recording.landscape().points} == {c for c in CONFIGS if str(getattr(c, name)) != values[0]}
+    tries = [said for config, said in ran if str(getattr(config, name)) == values[0]]
+    kinds = {c.but(per_device_train_batch_size=1, gradient_accumulation_steps=1) for c in CONFIGS if str(getattr(c, name)) == values[0]}
+    assert len(tries) == FAILURES_OF_A_KIND * len(kinds)
+    assert sum(GIVEN_UP in said for said in tries) == len(kinds)
+
+
+def test_a_batch_size_that_fails_alone_does_not_cost_the_others(tmp_path: Path) -> None:
+    class Alone(ReplayRunner):
+        def run(self, request: TrialRequest) -> TrialResult:
+            if request.config.per_device_train_batch_size == 1:
+                return TrialResult(outcome=Outcome.FAILED, failure=Failure(reason=Reason.ERROR, message="more than one row"))
+            return super().run(request)
+
+    recording, runner = recording_at(tmp_path / "grid.json"), Alone(GRID)
+    for config in in_order(CONFIGS, 1, seed=0):
+        if recording.wants(config, 1):
+            recording.run(config, runner)
+    assert {p.config for p in recording.landscape().points} == {c for c in CONFIGS if c.per_device_train_batch_size > 1}
+
+
+@pytest.mark.parametrize(("recorded_before", "most"), [(False, FAILURES_BEFORE_STOP), (True, FAILURES_LATER)])
+def test_failures_in_a_row_end_the_recording_and_lose_nothing(recorded_before: bool, most: int, tmp_path: Path) -> None:
     recording, runner = recording_at(tmp_path / "grid.json"), ReplayRunner(GRID)
-    recording.run(CONFIGS[0], runner)
-    foreign = [CONFIGS[0].but(optim=f"unknown{number}") for number in range(FAILURES_BEFORE_STOP)]
+    if recorded_before:
+        recording.run(CONFIGS[0], runner)
+    foreign = [CONFIGS[0].but(optim=f"unknown{number}") for number in range(most)]
     for config in foreign[:-1]:
         assert "not in the landscape" in recording.run(config, runner)
-    with pytest.raises(SearchFailed, match=f"{FAILURES_BEFORE_STOP} configurations failed in a row"):
+    with pytest.raises(SearchFailed, match=f"{most} configurations failed in a row"):
         recording.run(foreign[-1], runner)
-    assert len(Landscape.load(tmp_path / "grid.json").points) == 1
+    assert (tmp_path / "grid.json").exists() == recorded_before
 
 
 def test_no_time_for_any_configuration_is_not_a_failure_of_the_training(tmp_path: Path) -> None:
@@ -170,6 +222,23 @@ def test_a_landscape_of_other_data_attention_or_adapter_is_not_gone_on_with(
     with refused(f"is the landscape of another {what}", hint="--output", kind=FileFormatError):
         record_landscape(SearchSpec(workload=Workload(model="m", **workload), effective_batch=8, device="cpu"), path)
     assert path.read_bytes() == before
+
+
+def test_a_recording_says_at_its_end_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    class Here(Described, Without):
+        broken = (CONFIGS[-1].optim,)
+
+        def __init__(self, *_: Any) -> None:
+            Without.__init__(self, GRID)
+            self.context_bytes = 0
+
+    monkeypatch.setattr("autofit.search.recording.ProcessRunner", Here)
+    monkeypatch.setattr("autofit.search.recording.space_of", lambda *_: Space(configs=CONFIGS))
+    said: list[str] = []
+    record_landscape(SearchSpec(workload=Workload(model="m"), effective_batch=8, device="cpu"), tmp_path / "grid.json", say=said.append)
+    works = sum(config.optim != CONFIGS[-1].optim for config in CONFIGS)
+    assert said[-1] == f"{works} of {len(CONFIGS)} configurations are recorded; the same command tries the others again"
 
 
 def test_a_replayed_trial_has_as_many_samples_as_one_run(tmp_path: Path) -> None:

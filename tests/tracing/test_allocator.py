@@ -75,6 +75,28 @@ def test_peaks_on_quantised_models_are_those_that_pytorchs_allocator_counts(row:
     assert peaks.peak_reserved_bytes == pytest.approx(row["peak_reserved_bytes"], rel=0.01)
 
 
+#: rows that `benchmarks.evidence` measured on a card, a document per card
+CARDS = [json.loads(path.read_text()) for path in sorted((Path(__file__).parents[1] / "data").glob("memory-rows-*.json"))]
+MEASURED = [(document, row) for document in CARDS for row in document["rows"] if row["outcome"] == "completed" and row["predicted"] is not None]
+NAMES = [f"{document['device']['name']} {row['model']} {TrialConfig.from_json(row['config']).label()}" for document, row in MEASURED]
+
+
+@pytest.mark.parametrize(("document", "row"), MEASURED, ids=NAMES)
+def test_peaks_are_near_those_that_a_card_had(document: dict[str, Any], row: dict[str, Any]) -> None:
+    """As predicted now where the card's versions are installed (T5 needs a quarter less with another transformers), else as it was predicted there."""
+    config, told = TrialConfig.from_json(row["config"]), row["predicted"]
+    case = CASES.get(f"{row['model']} {config.label()}")
+    if case is not None and all(document["software"].get(name) == importlib.metadata.version(name) for name in ("torch", "transformers")):
+        with asking(case.workload) as (facts, ask):
+            setting = Setting(workload=case.workload, facts=facts, compute_capability=document["device"]["compute_capability"])
+            laws = collect(setting, [config], ask)[law_class(setting, config)].laws
+        assert laws is not None
+        peaks = laws.memory.predict(config.per_device_train_batch_size)
+        told = {name: getattr(peaks, name) for name in peaks.__slots__}
+    assert told["peak_allocated_bytes"] == pytest.approx(row["measured"]["peak_allocated_bytes"], rel=0.03)
+    assert told["peak_reserved_bytes"] == pytest.approx(row["measured"]["peak_reserved_bytes"], rel=0.05)
+
+
 def test_every_configuration_of_the_plan_was_counted() -> None:
     for stack in STACKS:
         assert {row["key"] for row in stack["rows"]} == set(CASES)

@@ -32,7 +32,7 @@ with without_cuda():  # transformers' imports may start CUDA, and then no fork c
 
 HUGE, BEYOND_ANY_CARD = 1 << 34, 1 << 40  #: elements of fp32: 64 GiB and 4 TiB
 PIECE = 16 << 20  #: elements of fp32 (64 MiB) of the case that fills the limit bit by bit
-WIDTH = 8192  #: of the linear layer: 256 MiB of weights, as much of gradients, twice as much of moments
+WIDTH = 6912  #: of the linear layer: 182 MiB of weights; second gradients (three times that) fit into the limit, moments (four times) do not
 CASES = ("forward", "backward", "update", "second micro-step", "evaluation", "bit by bit", "beyond the card")
 PLACES = {"second micro-step": 2}  #: forward passes before the one that fails, counted from 1
 
