@@ -4,8 +4,8 @@ The search ran every configuration once, minutes apart, so their order is confus
 A B C, C B A, ..., and are compared within rounds, where drift is nearly common to them. After some of the rounds (looks)
 two configurations are separated when a t interval of their paired differences excludes zero. The confidence is shared out over looks
 and all pairs (Bonferroni: the fastest is picked by the same rounds), so that equal configurations are declared tied at least 95 % of the
-time however often one looks. What moves a whole run and not its neighbours shows between rounds only: the variance of a difference is what
-the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
+time however often one looks. What moves a whole run and not its neighbours shows between rounds only, and is not assumed beside them: the variance of
+a difference is what the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
 
 Of those tied that are also in the mean as fast as the fastest, but for the tolerance, those that leave the mathematics of training as it is come before
 those that do not. The fastest of them wins, unless one with lower memory is surely no more than the tolerance slower than any other: memory is
@@ -57,10 +57,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One completed run: log of samples/s and its standard error from the samples within it."""
+    """One completed run: log of samples/s and its standard error, with what such runs are taken to drift; `jitter` is without: what its samples show."""
 
     log_speed: float
     error: float
+    jitter: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +145,7 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
         return []
     found = _levelled(found)
     best = max(found, key=lambda leader: leader.log_speed)
-    standard = Run(log_speed=best.log_speed, error=best.search.error)
+    standard = replace(best.search, log_speed=best.log_speed)
     playing = [leader for leader in found if leader.rounds]
     waiting = [leader for leader in found if not leader.rounds and _near(leader.search, standard)]
     room = MAX_LEADERS if not playing else max(0, MAX_PLAYERS - len(playing))
@@ -195,12 +196,14 @@ def run_of(record: TrialRecord) -> Run:
     assert record.measurement is not None
     seen = Observation.of(record.config, record.measurement)
     accumulation = record.config.gradient_accumulation_steps
-    parts = [(accumulation * math.exp(seen.micro.value), seen.micro.error)]
-    parts += [(accumulation * math.exp(seen.fetch.value), seen.fetch.error)] if seen.fetch else []
-    parts += [(math.exp(seen.update.value), seen.update.error)] if seen.update else []
-    seconds = math.fsum(time for time, _ in parts)
-    error = math.hypot(*(time / seconds * share for time, share in parts))
-    return Run(log_speed=math.log(record.config.effective_batch() / seconds), error=error)
+    parts = [(accumulation, seen.micro), (accumulation, seen.fetch), (1, seen.update)]
+    known = [(times * math.exp(part.value), part) for times, part in parts if part is not None]
+    seconds = math.fsum(time for time, _ in known)
+    return Run(
+        log_speed=math.log(record.config.effective_batch() / seconds),
+        error=math.hypot(*(time / seconds * part.error for time, part in known)),
+        jitter=math.hypot(*(time / seconds * part.jitter for time, part in known)),
+    )
 
 
 def gap(one: Leader, other: Leader, rounds: int, confidence: float, peers: Sequence[Leader] = ()) -> Gap:
@@ -214,7 +217,7 @@ def gap(one: Leader, other: Leader, rounds: int, confidence: float, peers: Seque
     """
     pairs = list(zip(one.rounds[:rounds], other.rounds[:rounds]))
     differences = [a.log_speed - b.log_speed for a, b in pairs]
-    within = statistics.fmean(a.error**2 + b.error**2 for a, b in pairs)
+    within = statistics.fmean(a.jitter**2 + b.jitter**2 for a, b in pairs)
     scatter, freedom = _scatter(peers or (one, other), rounds)
     variance = max(statistics.variance(differences), 2 * scatter, within)
     half = student_quantile(confidence, freedom) * math.sqrt(variance / len(pairs))

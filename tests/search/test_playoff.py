@@ -163,6 +163,13 @@ def test_three_percent_are_found_though_runs_have_noise_of_their_own(leaders: in
     assert sum(len(v.tied) == 1 and v.winner.per_device_train_batch_size == 1 for v in verdicts) >= 36
 
 
+def test_noise_within_runs_is_no_drift_between_them() -> None:
+    """Rounds show what whole runs drift: what is assumed of it for a single run is not added to them."""
+    rng = np.random.default_rng(3)
+    verdicts = [decide(met([0.07, 0.0], 0.0, rng, within=0.03), tolerance=0.01) for _ in range(40)]
+    assert sum(len(v.tied) == 1 and v.winner.per_device_train_batch_size == 1 for v in verdicts) >= 30
+
+
 def test_a_playoff_that_is_cut_off_keeps_the_rules_of_ties_and_names_all_that_are_not_separated() -> None:
     plain, lossy, slower = make_config(8), make_config(8, optim="adafactor"), make_config(4)
     records = [
