@@ -18,9 +18,7 @@ from autofit.results.evaluation import Evaluation
 from autofit.results.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
 from autofit.search.baselines import plain_defaults
 from autofit.trials.soundness import departed
-from autofit.trials.trial import Outcome, Role, TrialRecord
-
-SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)
+from autofit.trials.trial import SEARCH_ROLES, Outcome, Role, TrialRecord
 
 
 def assemble(
@@ -88,7 +86,8 @@ def assemble(
         reference_optim=reference_optim or default_optim,
         soundness=soundness or {},
     )
-    return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result), *advisories.of_baselines(result), *advisories.of_playoff(result)))
+    told = (advisories.of_numerics, advisories.of_baselines, advisories.of_playoff, advisories.of_drift)
+    return replace(result, warnings=(*result.warnings, *(warning for of in told for warning in of(result))))
 
 
 def _kept_facts(model: Mapping[str, Any]) -> dict[str, Any]:
