@@ -47,7 +47,7 @@ def search_in(
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
     begin = time.monotonic()
     forecast = scene.predictor(limit) if scene.predictor is not None else None
-    study = _study(scene, spec, study_path, limit, forecast)
+    study = _study(scene, spec, study_path, limit, forecast, spent_seconds=scene.starting_seconds + scene.predicting_seconds + time.monotonic() - begin)
     if forecast is not None:  # the sampler has asked it for every configuration
         scene = replace(scene, predicting_seconds=scene.predicting_seconds + time.monotonic() - begin)
     if isinstance(observer, Timekeeper):
@@ -92,6 +92,8 @@ def _study(
     path: str | Path | None,
     limit: int,
     forecast: TracedForecast | None,
+    *,
+    spent_seconds: float,
 ) -> TrialStudy:
     """The study with its sampler; a file is gone on with."""
     from autofit.study.journal import open_study
@@ -107,7 +109,7 @@ def _study(
         memory=forecast,
         time=forecast,
     )
-    study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
+    study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space, spent_seconds=spent_seconds)
     forgotten = study.forget_failures(trial_timeout_seconds=spec.trial_timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS)
     if isinstance(sampler, CostModelSampler):
         sampler.forget(forgotten)
