@@ -59,7 +59,7 @@ def live_observer(
         clock: monotonic seconds.
     """
     tally = Tally(trials=trials, timeout_seconds=timeout_seconds, clock=clock)
-    if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
+    if console.is_terminal and console.is_interactive and not console.is_dumb_terminal and console.width > 0:
         return LiveProgress(console, tally)
     return LineProgress(console, tally)
 

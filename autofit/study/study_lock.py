@@ -26,7 +26,7 @@ def held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:16]
     name = os.path.join(tempfile.gettempdir(), f"autofit-study-{os.getuid()}-{digest}.lock")
     try:
         handle = _locked(name)

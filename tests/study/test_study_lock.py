@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,4 +55,10 @@ def test_where_files_cannot_be_locked_a_search_goes_on(name: str, tmp_path: Path
 
 def test_a_search_without_a_file_needs_no_lock() -> None:
     with held(None), held(None):
+        pass
+
+
+def test_a_name_that_is_no_unicode_is_held_as_any_other(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/study\xff.journal")
+    with held(path), pytest.raises(StudyError, match="is in use by another search"), held(path):
         pass
