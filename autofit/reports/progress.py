@@ -323,4 +323,4 @@ def _clock_time(seconds: float) -> str:
     """Seconds as on a clock, without fractions beyond ten: `0.4 s`, `12 s`, `3m 20s`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(seconds)
+    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(round(seconds))

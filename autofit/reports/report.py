@@ -27,7 +27,7 @@ from autofit.results.advisories import failed_confirmations
 from autofit.results.data_result import data_lines
 from autofit.results.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.results.knob_worth import measured
-from autofit.results.result import Baseline, TuneResult
+from autofit.results.result import Baseline, Estimate, TuneResult
 from autofit.results.wording import (
     BASELINE_NAMES,
     NARROWEST,
@@ -40,6 +40,7 @@ from autofit.results.wording import (
     text_table,
     wrapped,
 )
+from autofit.trials.trial import Outcome, Role
 from autofit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -137,10 +138,19 @@ def comparison(name: str, baseline: Baseline, result: TuneResult) -> str:
         return _without(said, baseline.note or "was not measured")
     if baseline.config == result.best.config:
         return f"the same as {said}"
-    own, best = baseline.estimate.interval, result.best.interval
-    noise = " (within the noise)" if own.overlaps(best) else ""
-    noise = noise if own.known and best.known else " (from one sample)"
-    return f"{format_factor(ratio)} {said}{noise}"
+    return f"{format_factor(ratio)} {said}{_noise(baseline.estimate, result)}"
+
+
+def _noise(other: Estimate, result: TuneResult) -> str:
+    """What weakens a comparison with the winner. Of two that met in the play-off its rounds tell, which share the machine's drift; of others their intervals."""
+    if any(one.config == other.config for one in result.tied):
+        return " (within the noise)"
+    met = {r.config for r in result.trials if r.role is Role.PLAYOFF and r.outcome is Outcome.COMPLETED}
+    if {other.config, result.best.config} <= met:
+        return ""
+    if not (other.interval.known and result.best.interval.known):
+        return " (from one sample)"
+    return " (within the noise)" if other.interval.overlaps(result.best.interval) else ""
 
 
 def _without(baseline: str, note: str) -> str:
@@ -308,7 +318,7 @@ def copy_lines(result: TuneResult, width: int) -> list[Line]:
         lines = [Line(text=text, style=TITLE) for text in wrapped(f"{title}, {how}", width)]
         lines += [Line(text=""), *(Line(text=text, style=CODE) for text in code)]
         return [*lines, *(Line(text=text) for text in wrapped(f"# {note}" if note else "", width, hanging="# ") if text)]
-    lines = [Line(text=title, style=TITLE), Line(text="")]
+    lines = [*(Line(text=text, style=TITLE) for text in wrapped(title, width)), Line(text="")]
     note = model_note(result)
     lines += [Line(text=text, style=CODE) for text in model_lines(result)]
     first, *rest = arguments_call(result)

@@ -17,7 +17,7 @@ from autofit.results.result import TuneResult, Warning
 from autofit.search.assemble import assemble
 from autofit.search.epilogue import Epilogue, play
 from autofit.search.scene import Scene, identity, memory_limit, reference_optim
-from autofit.search.script_baseline import own_configuration, run_as_it_is, with_as_it_is
+from autofit.search.script_baseline import own_configuration, run_as_it_is
 from autofit.search.search import Search
 from autofit.search.soundness_check import SoundnessCheck, check_of
 from autofit.trials.estimates import recast
@@ -70,8 +70,7 @@ def search_in(
     epilogue = play(
         search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
     )
-    result = _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check)
-    return result if as_it_is is None else with_as_it_is(result, as_it_is)
+    return _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check, as_it_is=as_it_is)
 
 
 def _changes(scene: Scene, spec: SearchSpec, config: TrialConfig, study: TrialStudy) -> bool:
@@ -142,6 +141,7 @@ def _result(
     search: Search,
     epilogue: Epilogue,
     check: SoundnessCheck | None,
+    as_it_is: TrialConfig | None,
 ) -> TuneResult:
     fallback = getattr(scene.runner, "fallback_reason", None)
     spawned = () if fallback is None else (Warning(code="spawned", message=fallback),)
@@ -154,6 +154,7 @@ def _result(
         device=scene.device,
         memory_limit_bytes=limit,
         default_optim=scene.default_optim,
+        as_it_is=as_it_is,
         starting_seconds=scene.starting_seconds,
         predicting_seconds=scene.predicting_seconds,
         untested=search.untested,

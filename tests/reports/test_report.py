@@ -147,6 +147,18 @@ def test_a_gain_within_the_intervals_is_called_noise() -> None:
     assert "(within the noise)" not in headline(result_of())
 
 
+def test_of_two_that_met_in_the_playoff_its_verdict_tells_what_is_noise() -> None:
+    """The machine became slower from round to round: their intervals overlap, and in each round the winner was faster by a third."""
+    given = [make_record(0, DEFAULTS, 90.0, role=Role.DEFAULTS), make_record(1, WINNER, 120.0)]
+    given += [make_record(2 + n, config, speed / (1 + n), role=Role.PLAYOFF) for n in range(3) for config, speed in ((DEFAULTS, 90.0), (WINNER, 120.0))]
+    result = one(given, best=WINNER, defaults=DEFAULTS)
+    estimate = result.baselines["defaults"].estimate
+    assert estimate is not None
+    assert estimate.interval.overlaps(result.best.interval)
+    assert "1.33x the plain defaults, the" in headline(result)
+    assert "1.33x the plain defaults (within the noise), the" in headline(dataclasses.replace(result, tied=(estimate,)))
+
+
 def test_memory_is_named_by_counter_and_adds_up_to_the_limit() -> None:
     rows = {name: size for name, size, _ in memory_rows(result_of())}
     assert rows["needed"] == rows["peak reserved"] + rows["context"] == 10 * GIB
@@ -391,6 +403,12 @@ def test_no_line_but_those_to_copy_is_wider_than_the_terminal(width: int) -> Non
     cut = len(report_lines(result, width)) - len(copy_lines(result, width))
     lines = [line.text for line in report_lines(result, width)[:cut]]
     assert max(len(line) for line in lines) <= max(width, 80)
+
+
+def test_a_long_title_of_the_lines_to_copy_is_folded() -> None:
+    config = make_config(8, optim="adamw_bnb_8bit", extra=(("dataloader_num_workers", 2), ("dataloader_pin_memory", False)))
+    lines = [line.text for line in copy_lines(one([make_record(0, config, 5.0)]), 80)]
+    assert max(len(line) for line in lines[: lines.index("")]) <= 80
 
 
 def test_every_number_survives_every_width() -> None:
