@@ -288,6 +288,29 @@ def test_who_joins_late_is_compared_in_the_rounds_that_all_have_run() -> None:
     assert decide(records, tolerance=0.001).winner == one
 
 
+def test_who_joins_late_is_not_compared_with_what_others_ran_before() -> None:
+    """Two have met three times when the machine becomes slower by a fifth and a third comes, which is the fastest."""
+    speeds = {make_config(8): 1000.0, make_config(4): 1000.0, make_config(2): 1050.0}
+    first, second, late = speeds
+    rng = np.random.default_rng(6)
+    records = [make_record(n, config, 1000.0, jitter=0.02) for n, config in enumerate(speeds)]
+
+    def run(config: TrialConfig, machine: float) -> None:
+        speed = machine * speeds[config] * math.exp(rng.normal(0.0, 0.003))
+        records.append(make_record(len(records), config, speed, jitter=0.02, role=Role.PLAYOFF))
+
+    for config in (first, second, second, first, first, second):
+        run(config, 1.0)
+    rounds = []
+    while (verdict := decide(records, tolerance=0.01)).next_round:
+        rounds.append(verdict.next_round)
+        for config in verdict.next_round:
+            run(config, 0.8)
+    assert verdict.winner == late
+    assert rounds[0] == (late,), "in the turn that the others have just run"
+    assert all(set(turn) == set(speeds) for turn in rounds[1:3])
+
+
 def test_of_runs_that_are_the_same_to_the_last_digit_the_lowest_memory_wins() -> None:
     """One batch each: nothing is sure, and what arithmetic leaves in the last digits of a speed is no difference."""
     configs = [make_config(8, optim=optim) for optim in OPTIMS]
