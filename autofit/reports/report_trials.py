@@ -9,7 +9,8 @@ from autofit.errors import UserError
 from autofit.problem.config import TrialConfig
 from autofit.reports.report_after import after_trials
 from autofit.results.knob_worth import Evidence, Share, ValueWorth, Waterfall, knob_worths, waterfall
-from autofit.results.result import Estimate, TuneResult, by_config
+from autofit.results.loader import without_settings
+from autofit.results.result import Estimate, TuneResult, by_config, estimates
 from autofit.results.wording import (
     BASELINE_NAMES,
     ROLE_NAMES,
@@ -231,7 +232,8 @@ def ending_lines(result: TuneResult, width: int) -> list[str]:
     """Why the search ended, and the closest of what it left."""
     certificate = result.certificate or {}
     sentences = dict.fromkeys(str(text) for text in (result.stopped, certificate.get("statement")) if text)
-    lines = [line for text in sentences for line in wrapped(sentence(text), width, indent="  ")]
+    told = [*sentences, *_measured_best(result, certificate)]
+    lines = [line for text in told for line in wrapped(sentence(text), width, indent="  ")]
     rows = [_contender_row(c) for c in certificate.get("contenders") or ()]
     if rows:
         columns = [
@@ -242,6 +244,15 @@ def ending_lines(result: TuneResult, width: int) -> list[str]:
         ]
         lines += ["", *text_table(columns, rows, width)]
     return lines
+
+
+def _measured_best(result: TuneResult, certificate: Mapping[str, Any]) -> list[str]:
+    """How the winner compares with the configuration that the certificate is about, where that is another: what links the two is measured."""
+    winner, named = result.best, certificate.get("best")
+    known = [e for e in estimates(result.trials).values() if e.config.to_json() == named]
+    if not known or known[0].config == without_settings(winner.config):
+        return []
+    return [f"{known[0].config.label()} was measured at {format_speed(known[0].samples_per_second)} samples/s, the winner at {format_speed(winner.samples_per_second)}"]
 
 
 def _contender_row(contender: Mapping[str, Any]) -> list[str]:

@@ -331,6 +331,15 @@ def test_the_certificate_is_stated_once_with_its_contenders() -> None:
     assert "not expected to win" in "\n".join(left_out_lines(result, 100))
 
 
+def test_a_certificate_about_another_best_is_linked_with_the_winner_by_what_was_measured() -> None:
+    def said(best: TrialConfig) -> str:
+        return "\n".join(ending_lines(result_of(certificate={"statement": "none is left", "best": best.to_json()}), 100))
+
+    assert f"{RECIPE.label()} was measured at 140.0 samples/s, the winner at 160.0." in said(RECIPE)
+    assert "the winner at" not in said(WINNER)
+    assert "the winner at" not in said(TOO_BIG), "it did not complete"
+
+
 def test_cost_says_when_the_search_has_paid_for_itself() -> None:
     said = " ".join(" ".join(cost_lines(result_of(), 100)).split())
     assert (
