@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -43,12 +42,17 @@ def test_nothing_is_left_beside_the_study_and_the_study_can_be_held_again(tmp_pa
             assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["open", "flock"])
-def test_where_files_cannot_be_locked_a_search_goes_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
+def test_a_job_with_a_temporary_directory_of_its_own_sees_it(tmp_path: Path) -> None:
+    with held(tmp_path / "study.journal"):
+        (tmp_path / "link").symlink_to("study.journal")
+        other = {**os.environ, "TMPDIR": str(tmp_path)}
+        for name in ("study.journal", "link"):
+            done = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path / name)], env=other, capture_output=True, text=True, timeout=60, check=False)
+            assert "in use by another search" in done.stderr
 
-    monkeypatch.setattr(study_lock.os if name == "open" else study_lock.fcntl, name, refuse)
+
+def test_where_there_are_no_such_names_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_lock, "_name", lambda path: str(tmp_path / "none" / "socket"))
     with held(tmp_path / "study.journal"):
         pass
 
