@@ -184,8 +184,5 @@ def _certificate(study: TrialStudy) -> dict[str, Any] | None:
 
 def certificate_json(certificate: Any) -> dict[str, Any]:
     """The sampler's certificate as JSON."""
-    data = asdict(certificate)
-    data["best"] = certificate.best.to_json()
-    for raw, contender in zip(data["contenders"], certificate.contenders):
-        raw["config"] = contender.config.to_json()
-    return data
+    contenders = [{**asdict(contender), "config": contender.config.to_json()} for contender in certificate.contenders]
+    return {**asdict(certificate), "best": certificate.best.to_json(), "contenders": contenders}
