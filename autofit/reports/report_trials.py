@@ -40,6 +40,11 @@ UNTESTED_REASONS: Mapping[str, str] = {
 }
 
 
+def peers(result: TuneResult) -> tuple[Estimate, ...]:
+    """Of those that the play-off did not separate from the winner the ones that its figures do not either; all of them, where it was cut off."""
+    return tuple(e for e in result.tied if not result.settled or e.interval.overlaps(result.best.interval))
+
+
 def measured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
     """One row per configuration that completed and never failed to fit, fastest first."""
     groups = by_config(result.trials)
@@ -61,7 +66,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     cells = [[(row[i][wide] if isinstance(row[i], tuple) else str(row[i])) for i in kept] for row in rows]
     lines = text_table([columns[i] for i in kept], cells, width, gap=2 if wide else 1)
     legend = ["* the winner"]
-    if result.tied:
+    if peers(result):
         legend.append("= tied with it" if result.settled else "= not separated from it yet")
     if any(result.changes(e.config) for e in ranked[:limit]):
         legend.append(f"~ changes the mathematics of training (against {result.reference_optim})")
@@ -75,7 +80,7 @@ def _measured_row(
 ) -> list[str | tuple[str, str]]:
     """Cells; a pair is (narrow, wide)."""
     config, speed, interval = estimate.config, estimate.samples_per_second, estimate.interval
-    tied = any(e.config == config for e in result.tied)
+    tied = any(e.config == config for e in peers(result))
     mark = "*" if config == result.best.config else "=" if tied else ""
     mark += "~" if result.changes(config) else ""
     roles = dict.fromkeys(ROLE_NAMES[r.role] for r in records) or {"": None}

@@ -261,6 +261,18 @@ def test_runs_that_failed_are_listed_though_others_of_the_configuration_complete
     assert "Not confirmed: its run at full accumulation and longest length failed." in standing_lines(unconfirmed, 100)
 
 
+def test_one_that_the_figures_show_to_be_slower_is_no_tie() -> None:
+    """The play-off had no reason to go on until it was separated: it could not be expected to gain."""
+    given = [*records()[:-1], *(make_record(8 + n, config, speed + n) for n, (config, speed) in enumerate(((WINNER, 160.0), (TIED, 120.0))))]
+    given = [r for r in given if r.number != 4]
+    said = " ".join(standing_lines(result_of(given), 200))
+    assert "Tied" not in said
+    assert f"Slower in the mean, though the play-off ended before that was sure: {TIED.label()} (121.0 samples/s" in said
+    assert "= tied" not in "\n".join(measured_lines(result_of(given), measured(result_of(given)), 120, None))
+    early = " ".join(standing_lines(dataclasses.replace(result_of(given), settled=False), 200))
+    assert f"Not separated yet from {TIED.label()}" in early
+
+
 def test_a_playoff_that_ended_too_early_is_not_called_a_tie() -> None:
     result = dataclasses.replace(result_of(), settled=False)
     said = " ".join(standing_lines(result, 100))
