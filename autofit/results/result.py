@@ -59,7 +59,7 @@ class TuneResult:
     Attributes:
         best: the winner.
         confirmed: whether it ran at full accumulation and longest length.
-        tied: configurations that are not slower beyond the noise, with their estimates; of those as fast in the mean the winner
+        tied: configurations that the play-off did not separate from the winner, with their estimates; of those as fast in the mean the winner
             keeps the mathematics of training, if any does, and is the fastest, or needs the least memory at a speed that is surely as good.
         settled: whether the play-off went on until no other was faster by more than the tolerance, or to its last round; else it was cut off.
         baselines: `defaults` and `hand_recipe`.
