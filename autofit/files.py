@@ -20,8 +20,10 @@ def read_json_object(path: str | Path, *, what: str) -> dict[str, Any]:
         what: the file's noun for messages (`result`, `landscape`).
 
     Raises:
-        FileFormatError: missing, unreadable, not JSON, or not an object.
+        FileFormatError: no path, missing, unreadable, not JSON, or not an object.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise FileFormatError(f"the path of a {what} file is {path!r}", hint="give it as text or as a Path")
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -49,8 +51,10 @@ def write_json(path: str | Path, data: Mapping[str, Any]) -> None:
     takes no other.
 
     Raises:
-        UserError: the path cannot be written.
+        UserError: no path, or one that cannot be written.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"the path to write to is {path!r}", hint="give it as text or as a Path")
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     try:
         if os.path.exists(path) and not os.path.isfile(path):

@@ -58,12 +58,16 @@ def make_measurement(
     jitter: float = 0.01,
     samples: int = 12,
     tokens_per_sample: float | None = 128.0,
+    micro_seconds: float | None = None,
     **fields: Any,
 ) -> Measurement:
-    """A measurement whose throughput is `samples_per_second`, with symmetric jitter around it; 5 % of the time is the update's."""
+    """A measurement whose throughput is `samples_per_second`, with symmetric jitter around it; 5 % of the time is the update's.
+
+    With `micro_seconds` of a micro-step the rest is the loader's.
+    """
     batch, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
     step_seconds = batch * steps / samples_per_second
-    micro = 0.94 * step_seconds / steps
+    micro = 0.94 * step_seconds / steps if micro_seconds is None else micro_seconds
     spread = [1 + jitter * (2 * i / max(1, samples - 1) - 1) for i in range(samples)]
     reserved = needed_bytes - context_bytes
     memory = Memory(
@@ -75,7 +79,7 @@ def make_measurement(
     )
     return Measurement(
         micro_step_seconds=tuple(micro * s for s in spread),
-        fetch_seconds=(0.01 * step_seconds / steps,) * 3,
+        fetch_seconds=(0.95 * step_seconds / steps - micro,) * 3,
         update_seconds=(0.05 * step_seconds,) * 3,
         memory=memory,
         optimizer_steps=4,

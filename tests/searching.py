@@ -147,7 +147,8 @@ def prepare(
     limit = landscape.device.total_memory_bytes if limit is None else limit
     asked = make_sampler(sampler, space=space, seed=seed, memory_limit_bytes=limit, memory=memory)
     raw = open_study(path, sampler=asked, identity={"landscape": "simulated"})
-    study, clock = TrialStudy(raw, space), Clock()
+    clock = Clock()
+    study = TrialStudy(raw, space, clock=clock)
     runner = ScriptedRunner(landscape, script, clock, seconds)
     fields: dict[str, Any] = {
         "effective_batch": landscape.effective_batch,

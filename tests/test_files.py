@@ -9,6 +9,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -178,3 +179,11 @@ def test_a_file_system_that_takes_nothing_is_refused() -> None:
         check_writable("/proc/autofit.json", what="output")
     with refused("^cannot write '/proc/autofit.json': "):
         write_json("/proc/autofit.json", {})
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.json", ["a.json"]], ids=repr)
+def test_what_is_no_path_is_refused_in_one_line(path: Any) -> None:
+    with refused(r"^the path of a result file is .*$", hint="as text or as a Path", kind=FileFormatError):
+        read_json_object(path, what="result")
+    with refused(r"^the path to write to is .*$", hint="as text or as a Path"):
+        write_json(path, {})

@@ -53,10 +53,11 @@ class TimePrior(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTime:
-    """Natural logarithm of a median time in seconds and its standard error, drift between runs included."""
+    """Natural logarithm of a median time in seconds and its standard error, drift between runs included; `jitter` is the part of it that samples show."""
 
     value: float
     error: float
+    jitter: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,8 @@ def log_time(samples: Sequence[float], *, floor: float, mean: bool = False) -> L
         jitter = 1.4826 * statistics.median(abs(value - middle) for value in logs)
         jitter = max(jitter, 0.25 * statistics.pstdev(logs))
     drift = max(DRIFT_FLOOR, DRIFT_SHARE * jitter)
-    return LogTime(value=middle, error=math.hypot(MEDIAN_ERROR * jitter / math.sqrt(len(logs)), drift))
+    own = MEDIAN_ERROR * jitter / math.sqrt(len(logs))
+    return LogTime(value=middle, error=math.hypot(own, drift), jitter=own)
 
 
 class SpeedModel:

@@ -18,7 +18,7 @@ from autofit.results.wording import ROLE_NAMES, cut, format_interval, format_spe
 from autofit.trials.estimates import Estimate, estimate_of
 from autofit.trials.observer import Observer
 from autofit.trials.soundness import departed
-from autofit.trials.trial import OUTSIDE, Outcome, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, SEARCH_ROLES, Outcome, Role, TrialRecord
 from autofit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 REFRESH_PER_SECOND = 1
-COUNTED = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)  #: roles that use up the budget of trials
 HEADER = f"{'#':>3}  {'configuration':<32} {'role':<8} {'samples/s':>9} {'memory':>9} {'took':>6}"  #: with `  best`, 79 characters
 
 
@@ -60,7 +59,7 @@ def live_observer(
         clock: monotonic seconds.
     """
     tally = Tally(trials=trials, timeout_seconds=timeout_seconds, clock=clock)
-    if console.is_terminal and console.is_interactive and not console.is_dumb_terminal:
+    if console.is_terminal and console.is_interactive and not console.is_dumb_terminal and console.width > 0:
         return LiveProgress(console, tally)
     return LineProgress(console, tally)
 
@@ -105,7 +104,7 @@ class Tally:
             self.skipped += 1
         elif record.interrupted:  # the budget does not count it
             pass
-        elif record.role in COUNTED:
+        elif record.role in SEARCH_ROLES:
             self.ran += 1
         else:
             self.settling += 1
@@ -324,4 +323,4 @@ def _clock_time(seconds: float) -> str:
     """Seconds as on a clock, without fractions beyond ten: `0.4 s`, `12 s`, `3m 20s`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(seconds)
+    return f"{seconds:.0f} s" if seconds < 59.5 else format_seconds(round(seconds))

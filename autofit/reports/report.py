@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from autofit.reports.report_trials import (
     knob_lines,
     left_out_lines,
     measured_lines,
+    peers,
     sentence,
     unmeasured_lines,
 )
@@ -27,7 +28,7 @@ from autofit.results.advisories import failed_confirmations
 from autofit.results.data_result import data_lines
 from autofit.results.export import arguments_call, cli_flags, model_lines, model_note
 from autofit.results.knob_worth import measured
-from autofit.results.result import Baseline, TuneResult
+from autofit.results.result import Baseline, Estimate, TuneResult
 from autofit.results.wording import (
     BASELINE_NAMES,
     NARROWEST,
@@ -40,6 +41,7 @@ from autofit.results.wording import (
     text_table,
     wrapped,
 )
+from autofit.trials.trial import Outcome, Role
 from autofit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -137,10 +139,19 @@ def comparison(name: str, baseline: Baseline, result: TuneResult) -> str:
         return _without(said, baseline.note or "was not measured")
     if baseline.config == result.best.config:
         return f"the same as {said}"
-    own, best = baseline.estimate.interval, result.best.interval
-    noise = " (within the noise)" if own.overlaps(best) else ""
-    noise = noise if own.known and best.known else " (from one sample)"
-    return f"{format_factor(ratio)} {said}{noise}"
+    return f"{format_factor(ratio)} {said}{_noise(baseline.estimate, result)}"
+
+
+def _noise(other: Estimate, result: TuneResult) -> str:
+    """What weakens a comparison with the winner. Of two that met in the play-off its rounds tell, which share the machine's drift; of others their intervals."""
+    if any(one.config == other.config for one in peers(result)):
+        return " (within the noise)"
+    met = {r.config for r in result.trials if r.role is Role.PLAYOFF and r.outcome is Outcome.COMPLETED}
+    if {other.config, result.best.config} <= met:
+        return ""
+    if not (other.interval.known and result.best.interval.known):
+        return " (from one sample)"
+    return " (within the noise)" if other.interval.overlaps(result.best.interval) else ""
 
 
 def _without(baseline: str, note: str) -> str:
@@ -167,12 +178,14 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         if failed_confirmations(result.best.config, result.trials)
         else "Not confirmed by a run at full accumulation and longest length."
     )
-    if result.tied:
-        shown = [_tied(result, i) for i in range(min(3, len(result.tied)))]
-        others = f" and {len(result.tied) - 3} more" if len(result.tied) > 3 else ""
-        told = f"{'; '.join(shown)}{others}"
+    equal = peers(result)
+    slower = [one for one in result.tied if one not in equal]
+    if equal:
+        told = _listed(equal)
         tie = f"Tied with {told}: no slower beyond the noise." if result.settled else f"Not separated yet from {told}: the play-off ended too early."
         facts.append(tie + _why_first(result))
+    if slower:
+        facts.append(f"Slower in the mean, though the play-off ended before that was sure: {_listed(slower)}.")
     facts += after_lines(result)
     checked = checked_sentence(result.soundness, result.best.config.precision)
     if checked is not None:
@@ -185,13 +198,13 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
 def _why_first(result: TuneResult) -> str:
     """What decided a tie, as far as the figures that are shown bear it out; empty where they do not."""
     best = result.best
-    peers = [one for one in result.tied if one.samples_per_second * (1 + result.spec.tolerance) >= best.samples_per_second]
+    near = [one for one in result.tied if one.samples_per_second * (1 + result.spec.tolerance) >= best.samples_per_second]
     fastest = all(best.samples_per_second >= one.samples_per_second for one in result.tied)
     in_the_mean = " The winner is the fastest in the mean." if fastest else ""
-    if not peers:
+    if not near:
         return in_the_mean
-    keeps = not result.changes(best.config) and any(result.changes(one.config) for one in peers)
-    alike = [one for one in peers if not (keeps and result.changes(one.config))]
+    keeps = not result.changes(best.config) and any(result.changes(one.config) for one in near)
+    alike = [one for one in near if not (keeps and result.changes(one.config))]
     needs = [one.memory.needed_bytes for one in alike]
     least = best.memory.needed_bytes is not None and all(n is not None and best.memory.needed_bytes <= n for n in needs)
     if keeps:
@@ -200,11 +213,14 @@ def _why_first(result: TuneResult) -> str:
     return " The winner needs the least memory of those as fast in the mean." if least else in_the_mean
 
 
-def _tied(result: TuneResult, index: int) -> str:
-    estimate = result.tied[index]
-    needed = estimate.memory.needed_bytes
-    memory = f", {format_bytes(needed)}" if needed is not None else ""
-    return f"{estimate.config.label()} ({format_speed(estimate.samples_per_second)} samples/s{memory})"
+def _listed(found: Sequence[Estimate]) -> str:
+    """The first of them with speed and memory, and how many more."""
+    told = []
+    for one in found[:3]:
+        needed = one.memory.needed_bytes
+        memory = f", {format_bytes(needed)}" if needed is not None else ""
+        told.append(f"{one.config.label()} ({format_speed(one.samples_per_second)} samples/s{memory})")
+    return "; ".join(told) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
 def spare_bytes(result: TuneResult) -> int | None:
@@ -308,7 +324,7 @@ def copy_lines(result: TuneResult, width: int) -> list[Line]:
         lines = [Line(text=text, style=TITLE) for text in wrapped(f"{title}, {how}", width)]
         lines += [Line(text=""), *(Line(text=text, style=CODE) for text in code)]
         return [*lines, *(Line(text=text) for text in wrapped(f"# {note}" if note else "", width, hanging="# ") if text)]
-    lines = [Line(text=title, style=TITLE), Line(text="")]
+    lines = [*(Line(text=text, style=TITLE) for text in wrapped(title, width)), Line(text="")]
     note = model_note(result)
     lines += [Line(text=text, style=CODE) for text in model_lines(result)]
     first, *rest = arguments_call(result)

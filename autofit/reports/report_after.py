@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from autofit.problem.config import TrialConfig
+from collections.abc import Sequence
+
+from autofit.problem.config import Scalar, TrialConfig
 from autofit.results.evaluation import Evaluation
-from autofit.results.loader import kept_settings, lost_settings, wait_share
-from autofit.results.result import TuneResult, estimates
+from autofit.results.loader import gain, kept_settings, lost_settings, wait_share, without_settings
+from autofit.results.result import TuneResult
 from autofit.results.wording import format_factor, format_speed
-from autofit.trials.trial import EVAL_BATCH, LOADER_KNOBS, Outcome, Role, TrialRecord
+from autofit.trials.trial import EVAL_BATCH, Outcome, Role, TrialRecord
 from autofit.units import format_bytes
 
 
@@ -21,22 +23,22 @@ def loader_line(result: TuneResult) -> str | None:
     tried = [r for r in result.trials if r.role is Role.LOADER]
     if not tried:
         return None
-    base = without_loader(result.best.config)
-    waited = f"waiting for data took {_share(base, result):.0%} of the winner's time".replace("%", " %")
-    kept = kept_settings(result.best.config)
-    if not kept:
-        lost = lost_settings(result.best.config, result.trials)
-        if lost is not None:
-            settings = ", ".join(f"{name}={value}" for name, value in lost.settings)
-            return f"Loader: {waited}; with {settings} it was {format_factor(lost.factor)} as fast, but {lost.cause}."
-        names = ", ".join(_said(r) for r in tried)
-        return f"Loader: {waited}; none of the settings tried was faster beyond the noise ({names})."
-    before = estimates(result.trials).get(base.key())
-    settings = ", ".join(f"{name}={value}" for name, value in kept)
-    if before is None:
-        return f"Loader: {waited}; {settings} is part of the answer."
-    gain = format_factor(result.best.samples_per_second / before.samples_per_second)
-    return f"Loader: {waited}; with {settings} it is {gain} as fast ({format_speed(before.samples_per_second)} samples/s without)."
+    winner = result.best.config
+    waited = f"waiting for data took {_share(without_settings(winner), result):.0%} of the winner's time".replace("%", " %")
+    kept = kept_settings(winner)
+    if kept:
+        settings, faster = _listed(kept), gain(winner, result.trials)
+        if faster is None:
+            return f"Loader: {waited}; {settings} is part of the answer."
+        before = format_speed(result.best.samples_per_second / faster)
+        return f"Loader: {waited}; with {settings} it is {format_factor(faster)} as fast ({before} samples/s without)."
+    lost = lost_settings(winner, result.trials)
+    if lost is not None:
+        return f"Loader: {waited}; with {_listed(lost.settings)} it was {format_factor(lost.factor)} as fast, but {lost.cause}."
+    names = ", ".join(_said(r) for r in tried if r.outcome is Outcome.COMPLETED)
+    if not names:
+        return f"Loader: {waited}; no setting that may help could be measured ({', '.join(_said(r) for r in tried)})."
+    return f"Loader: {waited}; none of the settings measured was faster beyond the noise ({names})."
 
 
 def evaluation_line(evaluation: Evaluation | None) -> str | None:
@@ -59,15 +61,14 @@ def after_trials(result: TuneResult) -> int:
     return attempts + sum(r.after_search for r in result.trials)
 
 
-def without_loader(config: TrialConfig) -> TrialConfig:
-    """The configuration as the search had it."""
-    return config.but(extra=tuple((name, value) for name, value in config.extra if name not in LOADER_KNOBS))
-
-
 def _share(base: TrialConfig, result: TuneResult) -> float:
     own = [r for r in result.trials if r.config == base and r.role is not Role.CONFIRMATION and r.outcome is Outcome.COMPLETED]
     return wait_share(own[-1]) if own else 0.0
 
 
 def _said(record: TrialRecord) -> str:
-    return " ".join(f"{name}={value}" for name, value in kept_settings(record.config))
+    return _listed(kept_settings(record.config), " ")
+
+
+def _listed(settings: Sequence[tuple[str, Scalar]], between: str = ", ") -> str:
+    return between.join(f"{name}={value}" for name, value in settings)

@@ -9,7 +9,8 @@ from autofit.errors import UserError
 from autofit.problem.config import TrialConfig
 from autofit.reports.report_after import after_trials
 from autofit.results.knob_worth import Evidence, Share, ValueWorth, Waterfall, knob_worths, waterfall
-from autofit.results.result import Estimate, TuneResult, by_config
+from autofit.results.loader import without_settings
+from autofit.results.result import Estimate, TuneResult, by_config, estimates
 from autofit.results.wording import (
     BASELINE_NAMES,
     ROLE_NAMES,
@@ -39,6 +40,11 @@ UNTESTED_REASONS: Mapping[str, str] = {
 }
 
 
+def peers(result: TuneResult) -> tuple[Estimate, ...]:
+    """Of those that the play-off did not separate from the winner the ones that its figures do not either; all of them, where it was cut off."""
+    return tuple(e for e in result.tied if not result.settled or e.interval.overlaps(result.best.interval))
+
+
 def measured_lines(result: TuneResult, found: Found, width: int, limit: int | None) -> list[str]:
     """One row per configuration that completed and never failed to fit, fastest first."""
     groups = by_config(result.trials)
@@ -60,7 +66,7 @@ def measured_lines(result: TuneResult, found: Found, width: int, limit: int | No
     cells = [[(row[i][wide] if isinstance(row[i], tuple) else str(row[i])) for i in kept] for row in rows]
     lines = text_table([columns[i] for i in kept], cells, width, gap=2 if wide else 1)
     legend = ["* the winner"]
-    if result.tied:
+    if peers(result):
         legend.append("= tied with it" if result.settled else "= not separated from it yet")
     if any(result.changes(e.config) for e in ranked[:limit]):
         legend.append(f"~ changes the mathematics of training (against {result.reference_optim})")
@@ -74,7 +80,7 @@ def _measured_row(
 ) -> list[str | tuple[str, str]]:
     """Cells; a pair is (narrow, wide)."""
     config, speed, interval = estimate.config, estimate.samples_per_second, estimate.interval
-    tied = any(e.config == config for e in result.tied)
+    tied = any(e.config == config for e in peers(result))
     mark = "*" if config == result.best.config else "=" if tied else ""
     mark += "~" if result.changes(config) else ""
     roles = dict.fromkeys(ROLE_NAMES[r.role] for r in records) or {"": None}
@@ -231,7 +237,8 @@ def ending_lines(result: TuneResult, width: int) -> list[str]:
     """Why the search ended, and the closest of what it left."""
     certificate = result.certificate or {}
     sentences = dict.fromkeys(str(text) for text in (result.stopped, certificate.get("statement")) if text)
-    lines = [line for text in sentences for line in wrapped(sentence(text), width, indent="  ")]
+    told = [*sentences, *_measured_best(result, certificate)]
+    lines = [line for text in told for line in wrapped(sentence(text), width, indent="  ")]
     rows = [_contender_row(c) for c in certificate.get("contenders") or ()]
     if rows:
         columns = [
@@ -242,6 +249,15 @@ def ending_lines(result: TuneResult, width: int) -> list[str]:
         ]
         lines += ["", *text_table(columns, rows, width)]
     return lines
+
+
+def _measured_best(result: TuneResult, certificate: Mapping[str, Any]) -> list[str]:
+    """How the winner compares with the configuration that the certificate is about, where that is another: what links the two is measured."""
+    winner, named = result.best, certificate.get("best")
+    known = [e for e in estimates(result.trials).values() if e.config.to_json() == named]
+    if not known or known[0].config == without_settings(winner.config):
+        return []
+    return [f"{known[0].config.label()} was measured at {format_speed(known[0].samples_per_second)} samples/s, the winner at {format_speed(winner.samples_per_second)}"]
 
 
 def _contender_row(contender: Mapping[str, Any]) -> list[str]:

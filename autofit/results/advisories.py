@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
 from autofit.devices.device import Device
 from autofit.problem.config import Precision, TrialConfig
+from autofit.results.loader import without_settings
 from autofit.results.result import Estimate, TuneResult, Warning
-from autofit.results.wording import BASELINE_NAMES, format_percent, format_speed, says
-from autofit.trials.trial import LOADER_KNOBS, OUTSIDE, Outcome, Reason, Role, TrialRecord
+from autofit.results.wording import BASELINE_NAMES, format_factor, format_percent, format_speed, says
+from autofit.trials.estimates import counted_of
+from autofit.trials.trial import LOADER_KNOBS, OUTSIDE, SEARCH_ROLES, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
 
 NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
 PRESSURE_PERCENT = 20.0
 INPUT_BOUND_SHARE = 0.2
 PREDICTION_ERROR = 0.05
+DRIFT = 0.1  #: logarithm of a machine's speed in the search and after it
 
 
 def of_device(device: Device) -> list[Warning]:
@@ -209,6 +213,39 @@ def of_playoff(result: TuneResult) -> list[Warning]:
             next_step="give it more --timeout; with --study the same command goes on",
         )
     ]
+
+
+def of_drift(result: TuneResult) -> list[Warning]:
+    """A machine that was faster or slower when the winner ran last than when its baselines did: run against run of their time says more."""
+    best, searched = result.best, without_settings(result.best.config)
+    done = [r for r in result.trials if r.outcome is Outcome.COMPLETED]
+    last = counted_of([r for r in done if r.config == best.config])
+    if searched != best.config:  # settings of the loader came after all others
+        first, met = counted_of([r for r in done if r.config == searched]), set[TrialConfig]()
+    else:
+        first, met = [r for r in done if r.config == searched and r.role in SEARCH_ROLES], {r.config for r in done if r.role is Role.PLAYOFF}
+    beside = [(BASELINE_NAMES.get(n, n), b.estimate) for n, b in result.baselines.items() if b.estimate is not None and b.config not in (*met, searched, best.config)]
+    if not (first and beside):
+        return []
+    change = math.log(_micro_seconds(first) / _micro_seconds(last))
+    interval = first[0].interval
+    if abs(change) < DRIFT or (searched == best.config and interval is not None and interval.overlaps(best.interval)):
+        return []
+    speed = statistics.fmean(s for r in first if (s := r.samples_per_second) is not None)
+    share = format_percent(math.expm1(abs(change))).removeprefix("+")
+    ratios = " and ".join(f"{format_factor(speed / e.samples_per_second)} {name}" for name, e in beside)
+    return [
+        Warning(
+            code="drift",
+            message=f"the machine was {share} {'faster' if change > 0 else 'slower'} when the winner ran last than beside its baselines, which its speed-ups hold: "
+            f"at their time {searched.label()} ran at {format_speed(speed)} samples/s, {ratios}",
+            next_step="search again on a quiet machine",
+        )
+    ]
+
+
+def _micro_seconds(records: Sequence[TrialRecord]) -> float:
+    return statistics.fmean(r.measurement.t_micro for r in records if r.measurement is not None)
 
 
 def of_numerics(result: TuneResult) -> list[Warning]:

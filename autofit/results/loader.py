@@ -3,17 +3,21 @@
 Workers, pinning, prefetching and keeping workers alive are tried one after the other on the winner; what is kept beats what was before it by more than
 the tolerance, with intervals that do not overlap. Workers that stay alive save nothing inside an epoch, where trials are: they are kept when
 starting them costs more than the tolerance of an epoch, and the trial is not slower.
+
+A loader saves waiting and makes no micro-step shorter: where those of a run are shorter than before, the machine has become faster since, and the run
+is counted that much slower.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.problem.config import Scalar, TrialConfig
 from autofit.results.wording import says
-from autofit.trials.estimates import estimates
+from autofit.trials.estimates import counted_of, estimate_of
 from autofit.trials.measurement import Interval
 from autofit.trials.trial import LOADER_KNOBS, Outcome, Role, TrialRecord
 
@@ -44,9 +48,12 @@ class LoaderStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
+    """Speed, its interval and seconds of a micro-step over the runs that count, and the last record, which tells of the loader."""
+
     config: TrialConfig
     speed: float
     interval: Interval
+    micro_seconds: float
     record: TrialRecord
 
     @property
@@ -81,8 +88,9 @@ def next_step(
         if not own:
             return LoaderStep(best=current.config, kept=kept_settings(current.config), next=config, limits=True, share=share)
         run = _run_of(config, own)
-        if run is not None and _better(run, current, name, tolerance):
-            current = run
+        levelled = None if run is None else _levelled(run, current)
+        if levelled is not None and _better(levelled, current, name, tolerance):
+            current = levelled
         else:
             lost.add(name)
     return LoaderStep(best=current.config, kept=kept_settings(current.config), limits=True, share=share)
@@ -109,7 +117,7 @@ def lost_settings(winner: TrialConfig, records: Sequence[TrialRecord]) -> LostSe
     if start is None or kept_settings(winner):
         return None
     tried = [r.config for r in records if r.role is Role.LOADER and r.outcome is Outcome.COMPLETED]
-    runs = [run for c in tried if (run := _run_of(c, [r for r in records if r.role is Role.LOADER])) is not None]
+    runs = [_levelled(run, start) for c in tried if (run := _run_of(c, [r for r in records if r.role is Role.LOADER])) is not None]
     faster = [run for run in runs if run.interval.low > start.interval.high]
     if not faster:
         return None
@@ -117,6 +125,12 @@ def lost_settings(winner: TrialConfig, records: Sequence[TrialRecord]) -> LostSe
     ended = [r.failure for r in records if r.config == best.config and r.role is Role.CONFIRMATION and r.failure is not None and not r.interrupted]
     cause = f"in a run at full accumulation and longest length it {says(ended[-1])}" if ended else "it was not confirmed by a run at full accumulation"
     return LostSettings(settings=kept_settings(best.config), factor=best.speed / start.speed, cause=cause)
+
+
+def gain(winner: TrialConfig, records: Sequence[TrialRecord]) -> float | None:
+    """How many times as fast its settings of the loader make the winner; None where it was not measured without."""
+    start, run = _start(without_settings(winner), records), _start(winner, records)
+    return None if start is None or run is None else _levelled(run, start).speed / start.speed
 
 
 def holds_back(record: TrialRecord) -> bool:
@@ -150,6 +164,11 @@ def kept_settings(config: TrialConfig) -> tuple[tuple[str, Scalar], ...]:
     return tuple((name, extra[name]) for name in LOADER_KNOBS if name in extra)
 
 
+def without_settings(config: TrialConfig) -> TrialConfig:
+    """The configuration as the search had it."""
+    return config.but(extra=tuple((name, value) for name, value in config.extra if name not in LOADER_KNOBS))
+
+
 def window_seconds(winner: TrialConfig, records: Sequence[TrialRecord]) -> float:
     """How long a trial of the loader measures: about eight batches for each worker, whatever their number."""
     run = _run_of(winner, [r for r in records if r.role is not Role.CONFIRMATION])
@@ -168,13 +187,20 @@ def _start(winner: TrialConfig, records: Sequence[TrialRecord]) -> _Run | None:
 
 
 def _run_of(config: TrialConfig, records: Sequence[TrialRecord]) -> _Run | None:
-    """What is known of a configuration, with the last record that tells of its loader; None when it is not feasible."""
+    """What is known of a configuration; None when it is not feasible."""
     own = [r for r in records if r.config == config]
-    estimate = estimates(own).get(config.key())
-    told = [r for r in own if r.outcome is Outcome.COMPLETED]
-    if estimate is None or not told:
+    estimate, told = estimate_of(own), [r for r in own if r.outcome is Outcome.COMPLETED]
+    if estimate is None:
         return None
-    return _Run(config=config, speed=estimate.samples_per_second, interval=estimate.interval, record=told[-1])
+    micro = statistics.fmean(r.measurement.t_micro for r in counted_of(told) if r.measurement is not None)
+    return _Run(config=config, speed=estimate.samples_per_second, interval=estimate.interval, micro_seconds=micro, record=told[-1])
+
+
+def _levelled(run: _Run, before: _Run) -> _Run:
+    """The run as it would have been while the machine was no faster than `before`."""
+    faster = max(1.0, before.micro_seconds / run.micro_seconds)
+    interval = Interval(low=run.interval.low / faster, high=run.interval.high / faster) if run.interval.known else run.interval
+    return replace(run, speed=run.speed / faster, interval=interval, micro_seconds=run.micro_seconds * faster)
 
 
 def _changes(start: _Run, *, cores: int, cuda: bool) -> list[tuple[str, Scalar]]:

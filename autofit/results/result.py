@@ -5,7 +5,8 @@ File: `{"schema": "autofit/result", "version": 1, "best", "baselines", "speedup"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 SCHEMA, VERSION = "autofit/result", 1
+FIGURES: Mapping[str, Callable[[Estimate], float | None]] = {
+    "samples/s": lambda e: e.samples_per_second,
+    "tokens/s": lambda e: e.tokens_per_second,
+    "bytes": lambda e: e.memory.needed_bytes,
+}  #: of an estimate, that a file repeats
+ALIKE = 0.01  #: relative: a figure in a file that is further from its trials is none of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +59,7 @@ class TuneResult:
     Attributes:
         best: the winner.
         confirmed: whether it ran at full accumulation and longest length.
-        tied: configurations that are not slower beyond the noise, with their estimates; of those as fast in the mean the winner
+        tied: configurations that the play-off did not separate from the winner, with their estimates; of those as fast in the mean the winner
             keeps the mathematics of training, if any does, and is the fastest, or needs the least memory at a speed that is surely as good.
         settled: whether the play-off went on until no other was faster by more than the tolerance, or to its last round; else it was cut off.
         baselines: `defaults` and `hand_recipe`.
@@ -277,12 +284,24 @@ class TuneResult:
 
 
 def _check_best(result: TuneResult) -> None:
-    """Raise ValueError where the winner is none of the trials, or has another effective batch than was asked for."""
+    """Raise ValueError where the winner is none of the trials, has another effective batch than was asked for, or a figure is not what the trials say."""
     config, wanted = result.best.config, result.spec.effective_batch
     if config.effective_batch() != wanted:
         raise ValueError(f"best.config has effective batch {config.effective_batch()}, the search was for {wanted}")
-    if all(record.config != config for record in result.trials):
-        raise ValueError(f"best.config ({config.label()}) is none of the trials")
+    known = estimates(result.trials)
+    if config.key() not in known:
+        raise ValueError(f"best.config ({config.label()}) is none of the trials that completed")
+    measured = [b.estimate for b in result.baselines.values() if b.estimate is not None]
+    for told in (result.best, *result.tied, *measured):
+        found = known.get(told.config.key())
+        for what, of in FIGURES.items():
+            said, true = of(told), None if found is None else of(found)
+            if said != true and not (said and true and math.isclose(said, true, rel_tol=ALIKE)):
+                raise ValueError(f"{told.config.label()} has {said!r} {what}, and its trials say {true!r}")
+    for name, ratio in result.speedup.items():
+        baseline = result.baselines[name].estimate
+        if ratio is not None and not (baseline and math.isclose(ratio * baseline.samples_per_second, result.best.samples_per_second, rel_tol=ALIKE)):
+            raise ValueError(f"the speedup over {name} is {ratio!r}, which the speeds do not say")
 
 
 def load(path: str | Path) -> TuneResult:

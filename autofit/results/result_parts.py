@@ -84,10 +84,13 @@ def check_parts(data: Mapping[str, Any]) -> None:
     for name in OBJECTS:
         if not isinstance(data.get(name) or {}, Mapping):
             raise TypeError(f"{name} is no object")
-    if not all(isinstance(removal, Mapping) for removal in data["removals"]):
-        raise TypeError("removals hold something that is no object")
-    if isinstance(data["memory_limit_bytes"], bool) or not isinstance(data["memory_limit_bytes"], int):
-        raise TypeError("memory_limit_bytes is no whole number")
+    if not all(isinstance(removal, Mapping) and {"knob", "value", "reason"} <= set(removal) for removal in data["removals"]):
+        raise TypeError("removals hold something that is none")
+    limit = data["memory_limit_bytes"]
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit <= 0:
+        raise TypeError(f"memory_limit_bytes is {limit!r}")
+    if any(isinstance(value, int | float) and value < 0 for value in data["cost"].values()):
+        raise ValueError(f"a part of the cost is {min(v for v in data['cost'].values() if isinstance(v, int | float))}")
     if any(ratio is not None and not ratio > 0 for ratio in data["speedup"].values()):
         raise ValueError(f"a speedup is {min(r for r in data['speedup'].values() if r is not None)}")
     for contender in (data["certificate"] or {}).get("contenders") or ():

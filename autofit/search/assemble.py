@@ -18,9 +18,7 @@ from autofit.results.evaluation import Evaluation
 from autofit.results.result import Baseline, Cost, Estimate, TuneResult, Warning, break_even_hours, estimates
 from autofit.search.baselines import plain_defaults
 from autofit.trials.soundness import departed
-from autofit.trials.trial import Outcome, Role, TrialRecord
-
-SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)
+from autofit.trials.trial import SEARCH_ROLES, Outcome, Role, TrialRecord
 
 
 def assemble(
@@ -33,6 +31,7 @@ def assemble(
     memory_limit_bytes: int,
     default_optim: str,
     untested: Mapping[str, int],
+    as_it_is: TrialConfig | None = None,
     starting_seconds: float = 0.0,
     predicting_seconds: float = 0.0,
     certificate: Mapping[str, Any] | None = None,
@@ -44,7 +43,10 @@ def assemble(
     evaluation: Evaluation | None = None,
     warnings: Sequence[Warning] = (),
 ) -> TuneResult:
-    """Return the result. A function of the records but for `finding`, which is itself one of them and the clock."""
+    """Return the result. A function of the records but for `finding`, which is itself one of them and the clock.
+
+    `as_it_is` is what a tuned script asks for itself: a baseline, where its effective batch is the one that was asked for.
+    """
     every, records = records, [r for r in records if r.role is not Role.EVALUATION]
     known = estimates(records)
     best = known[finding.winner.key()]
@@ -52,6 +54,9 @@ def assemble(
         "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}), known, records),
         "hand_recipe": _recipe(finding, known, records),
     }
+    other = as_it_is is not None and as_it_is.effective_batch() != spec.effective_batch
+    if as_it_is is not None and not other:
+        baselines["as_it_is"] = _baseline(as_it_is, known, records)
     speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
     data = data_of(model or {}, records, finding.winner)
     result = TuneResult(
@@ -81,6 +86,7 @@ def assemble(
             *advisories_after.of_evaluation(evaluation),
             *(Warning(code=code, message=said, next_step=step) for code, said, step in data_problems(data)),
             *(Warning(code="space", message=note) for note in space.notes),
+            *((_other_batch(as_it_is.effective_batch(), spec.effective_batch),) if as_it_is is not None and other else ()),
         ),
         cost=_cost(finding, every, speedup, best, starting=starting_seconds, predicting=predicting_seconds),
         evaluation=evaluation,
@@ -88,7 +94,13 @@ def assemble(
         reference_optim=reference_optim or default_optim,
         soundness=soundness or {},
     )
-    return replace(result, warnings=(*result.warnings, *advisories.of_numerics(result), *advisories.of_baselines(result), *advisories.of_playoff(result)))
+    told = (advisories.of_numerics, advisories.of_baselines, advisories.of_playoff, advisories.of_drift)
+    return replace(result, warnings=(*result.warnings, *(warning for of in told for warning in of(result))))
+
+
+def _other_batch(own: int, asked: int) -> Warning:
+    said = f"as it is, the script trains at effective batch {own}, not {asked}: it is no baseline here"
+    return Warning(code="effective_batch", message=said)
 
 
 def _kept_facts(model: Mapping[str, Any]) -> dict[str, Any]:

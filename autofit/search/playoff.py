@@ -4,8 +4,8 @@ The search ran every configuration once, minutes apart, so their order is confus
 A B C, C B A, ..., and are compared within rounds, where drift is nearly common to them. After some of the rounds (looks)
 two configurations are separated when a t interval of their paired differences excludes zero. The confidence is shared out over looks
 and all pairs (Bonferroni: the fastest is picked by the same rounds), so that equal configurations are declared tied at least 95 % of the
-time however often one looks. What moves a whole run and not its neighbours shows between rounds only: the variance of a difference is what
-the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
+time however often one looks. What moves a whole run and not its neighbours shows between rounds only, and is not assumed beside them: the variance of
+a difference is what the rounds show, of all leaders or of the two, whichever is larger, and no smaller than what the samples within the runs say.
 
 Of those tied that are also in the mean as fast as the fastest, but for the tolerance, those that leave the mathematics of training as it is come before
 those that do not. The fastest of them wins, unless one with lower memory is surely no more than the tolerance slower than any other: memory is
@@ -16,6 +16,7 @@ is not worth them.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -57,10 +58,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One completed run: log of samples/s and its standard error from the samples within it."""
+    """One completed run: log of samples/s and its standard error, with what such runs are taken to drift; `jitter` is without: what its samples show."""
 
     log_speed: float
     error: float
+    jitter: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +72,14 @@ class Leader:
     Attributes:
         config: which.
         search: its run in the search.
-        rounds: its runs in the play-off.
+        rounds: its runs in the play-off by turn: two that ran in the same turn ran next to each other (see `_turns`).
         needed_bytes: memory; infinite when unknown.
         log_speed: by all runs of all leaders, without what their rounds had in common (see `_levelled`), on the level of the search.
     """
 
     config: TrialConfig
     search: Run
-    rounds: tuple[Run, ...]
+    rounds: Mapping[int, Run]
     needed_bytes: float
     log_speed: float
 
@@ -138,20 +140,31 @@ def find_leaders(records: Sequence[TrialRecord]) -> list[Leader]:
     groups: dict[TrialConfig, list[TrialRecord]] = {}
     for record in sorted(records, key=lambda r: r.number):
         groups.setdefault(record.config, []).append(record)
-    found = [leader for group in groups.values() if (leader := _leader(group)) is not None]
+    turns = _turns(records)
+    found = [leader for group in groups.values() if (leader := _leader(group, turns)) is not None]
     found.sort(key=lambda leader: -leader.search.log_speed)
     if not found:
         return []
     found = _levelled(found)
     best = max(found, key=lambda leader: leader.log_speed)
-    standard = Run(log_speed=best.log_speed, error=best.search.error)
+    standard = replace(best.search, log_speed=best.log_speed)
     playing = [leader for leader in found if leader.rounds]
     waiting = [leader for leader in found if not leader.rounds and _near(leader.search, standard)]
     room = MAX_LEADERS if not playing else max(0, MAX_PLAYERS - len(playing))
     return sorted(playing + waiting[:room], key=lambda leader: -leader.search.log_speed)
 
 
-def _leader(group: Sequence[TrialRecord]) -> Leader | None:
+def _turns(records: Sequence[TrialRecord]) -> dict[int, int]:
+    """Number of a completed run in the play-off -> its turn. Nobody runs twice in one; who joins late, or had to run again, is in the turn of its neighbours."""
+    turns, last, now = dict[int, int](), dict[TrialConfig, int](), 0
+    for record in sorted(records, key=lambda r: r.number):
+        if record.role is Role.PLAYOFF and record.outcome is Outcome.COMPLETED:
+            now = max(now, last.get(record.config, -1) + 1)
+            turns[record.number] = last[record.config] = now
+    return turns
+
+
+def _leader(group: Sequence[TrialRecord], turns: Mapping[int, int]) -> Leader | None:
     """The runs of one configuration; None when it never completed, was infeasible in any run, or left the play-off."""
     runs = [r for r in group if r.outcome is Outcome.COMPLETED]
     if not runs or given_up(group) or any(r.outcome is Outcome.INFEASIBLE for r in group):
@@ -163,7 +176,7 @@ def _leader(group: Sequence[TrialRecord]) -> Leader | None:
     return Leader(
         config=first.config,
         search=run_of(first),
-        rounds=tuple(run_of(r) for r in runs if r.role is Role.PLAYOFF),
+        rounds={turns[r.number]: run_of(r) for r in runs if r.role is Role.PLAYOFF},
         needed_bytes=max((float(n) for n in needed if n is not None), default=math.inf),
         log_speed=run_of(first).log_speed,
     )
@@ -176,15 +189,15 @@ def _levelled(leaders: Sequence[Leader]) -> list[Leader]:
     would take the drift between rounds for a difference of speed. Who has not played has the speed of the search: no round says anything of it.
     """
     played = [leader for leader in leaders if leader.rounds]
-    rounds = max((len(leader.rounds) for leader in played), default=0)
+    column = {turn: len(played) + place for place, turn in enumerate(sorted({turn for leader in played for turn in leader.rounds}))}
     rows: list[tuple[int, int | None, float]] = [(i, None, leader.search.log_speed) for i, leader in enumerate(played)]
-    rows += [(i, j, run.log_speed) for i, leader in enumerate(played) for j, run in enumerate(leader.rounds)]
-    design, seen = np.zeros((len(rows), len(played) + rounds)), np.zeros(len(rows))
+    rows += [(i, turn, run.log_speed) for i, leader in enumerate(played) for turn, run in leader.rounds.items()]
+    design, seen = np.zeros((len(rows), len(played) + len(column))), np.zeros(len(rows))
     for row, (leader, turn, value) in enumerate(rows):
         weight = SEARCH_WEIGHT if turn is None else 1.0
         design[row, leader] = weight
         if turn is not None:
-            design[row, len(played) + turn] = weight
+            design[row, column[turn]] = weight
         seen[row] = weight * value
     solution = iter(np.linalg.lstsq(design, seen, rcond=None)[0] if played else ())
     return [replace(one, log_speed=round(float(next(solution)), ROUNDED)) if one.rounds else one for one in leaders]
@@ -195,35 +208,43 @@ def run_of(record: TrialRecord) -> Run:
     assert record.measurement is not None
     seen = Observation.of(record.config, record.measurement)
     accumulation = record.config.gradient_accumulation_steps
-    parts = [(accumulation * math.exp(seen.micro.value), seen.micro.error)]
-    parts += [(accumulation * math.exp(seen.fetch.value), seen.fetch.error)] if seen.fetch else []
-    parts += [(math.exp(seen.update.value), seen.update.error)] if seen.update else []
-    seconds = math.fsum(time for time, _ in parts)
-    error = math.hypot(*(time / seconds * share for time, share in parts))
-    return Run(log_speed=math.log(record.config.effective_batch() / seconds), error=error)
+    parts = [(accumulation, seen.micro), (accumulation, seen.fetch), (1, seen.update)]
+    known = [(times * math.exp(part.value), part) for times, part in parts if part is not None]
+    seconds = math.fsum(time for time, _ in known)
+    return Run(
+        log_speed=math.log(record.config.effective_batch() / seconds),
+        error=math.hypot(*(time / seconds * part.error for time, part in known)),
+        jitter=math.hypot(*(time / seconds * part.jitter for time, part in known)),
+    )
 
 
 def gap(one: Leader, other: Leader, rounds: int, confidence: float, peers: Sequence[Leader] = ()) -> Gap:
-    """Interval of the difference of two leaders over their first `rounds` rounds (at least two), paired.
+    """Interval of the difference of two leaders over the first `rounds` turns in which both ran (at least two), paired.
 
     Args:
         one, other: compared.
-        rounds: how many of their rounds count.
+        rounds: how many of their turns count.
         confidence: of the interval.
-        peers: all that played those rounds, whose scatter counts too; these two when empty.
+        peers: whose scatter counts too, as far as they ran in all of those turns.
     """
-    pairs = list(zip(one.rounds[:rounds], other.rounds[:rounds]))
-    differences = [a.log_speed - b.log_speed for a, b in pairs]
-    within = statistics.fmean(a.error**2 + b.error**2 for a, b in pairs)
-    scatter, freedom = _scatter(peers or (one, other), rounds)
+    turns = _met(one, other)[:rounds]
+    differences = [one.rounds[turn].log_speed - other.rounds[turn].log_speed for turn in turns]
+    within = statistics.fmean(one.rounds[turn].jitter ** 2 + other.rounds[turn].jitter ** 2 for turn in turns)
+    beside = [peer for peer in peers if all(turn in peer.rounds for turn in turns)]
+    scatter, freedom = _scatter(beside or (one, other), turns)
     variance = max(statistics.variance(differences), 2 * scatter, within)
-    half = student_quantile(confidence, freedom) * math.sqrt(variance / len(pairs))
+    half = student_quantile(confidence, freedom) * math.sqrt(variance / len(turns))
     return Gap(mean=statistics.fmean(differences), half=half)
 
 
-def _scatter(peers: Sequence[Leader], rounds: int) -> tuple[float, int]:
-    """Variance of one run when the means of its leader and of its round are taken out, and its degrees of freedom."""
-    table = [[run.log_speed for run in peer.rounds[:rounds]] for peer in peers]
+def _met(one: Leader, other: Leader) -> list[int]:
+    """The turns in which both ran."""
+    return sorted(one.rounds.keys() & other.rounds.keys())
+
+
+def _scatter(peers: Sequence[Leader], turns: Sequence[int]) -> tuple[float, int]:
+    """Variance of one run when the means of its leader and of its turn are taken out, and its degrees of freedom."""
+    table = [[peer.rounds[turn].log_speed for turn in turns] for peer in peers]
     whole = statistics.fmean(map(statistics.fmean, table))
     columns = [statistics.fmean(column) - whole for column in zip(*table)]
     rest = [value - statistics.fmean(row) - shift for row in table for value, shift in zip(row, columns)]
@@ -259,20 +280,22 @@ def _near(run: Run, fastest: Run) -> bool:
 
 
 def _after_looks(leaders: Sequence[Leader]) -> tuple[list[Leader], int]:
-    """Who is left after the looks that the rounds so far allow, and how many those are."""
-    survivors, count = list(leaders), 0
+    """Who is separated from nobody faster after the looks that the turns so far allow, and how many looks all of those have had at each other."""
     confidence = _shared_confidence(len(leaders))
-    for look in LOOKS:
-        if len(survivors) == 1 or any(len(leader.rounds) < look for leader in survivors):
-            break
-        best = max(survivors, key=lambda s: statistics.fmean(r.log_speed for r in s.rounds[:look]))
-        kept = [best]
-        for other in survivors:
-            if other is not best:
-                found = gap(best, other, look, confidence, survivors)
-                kept += [other] if found.mean <= found.half else []
-        survivors, count = kept, count + 1
-    return survivors, count
+    survivors = [one for one in leaders if not any(_is_slower(one, other, confidence, leaders) for other in leaders if other is not one)]
+    survivors = survivors or [max(leaders, key=lambda one: one.log_speed)]
+    return survivors, min((_looks(one, other) for one, other in itertools.combinations(survivors, 2)), default=0)
+
+
+def _looks(one: Leader, other: Leader) -> int:
+    """How many looks two leaders have had at each other."""
+    return sum(len(_met(one, other)) >= look for look in LOOKS)
+
+
+def _is_slower(one: Leader, other: Leader, confidence: float, leaders: Sequence[Leader]) -> bool:
+    """Whether a look has separated `one` from `other`, which is faster."""
+    found = (gap(other, one, look, confidence, leaders) for look in LOOKS[: _looks(one, other)])
+    return any(seen.mean > seen.half for seen in found)
 
 
 def _surely_near(one: Leader, others: Sequence[Leader], looks: int, leaders: int, tolerance: float) -> bool:
@@ -302,8 +325,9 @@ def _shared_confidence(leaders: int) -> float:
 
 
 def _order(survivors: Sequence[Leader]) -> tuple[TrialConfig, ...]:
-    """A B C, then C B A, ...: who is behind catches up first, so that an interrupted round is completed."""
-    played = min(len(leader.rounds) for leader in survivors)
-    behind = [leader for leader in survivors if len(leader.rounds) == played]
-    order = sorted(behind, key=lambda leader: leader.config.key(), reverse=played % 2 == 1)
+    """A B C, then C B A, ...: who has not run in the last turn does so first, and who joined late does not run alone through those before."""
+    last = max((turn for leader in survivors for turn in leader.rounds), default=-1)
+    behind = [leader for leader in survivors if last not in leader.rounds]
+    turn = last if 0 < len(behind) < len(survivors) else last + 1
+    order = sorted(behind or survivors, key=lambda leader: leader.config.key(), reverse=turn % 2 == 1)
     return tuple(leader.config for leader in order)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.errors import UserError
 from autofit.problem.arguments import CHECKPOINTING_NAMES, DEFAULT_BATCH
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import SearchSpec
-from autofit.results.result import Baseline, TuneResult, Warning, break_even_hours, estimates
 from autofit.search.baselines import plain_defaults
 from autofit.search.conduct import cut_off
 from autofit.search.scene import Scene
 from autofit.trials.observer import Observer
 from autofit.trials.runner import TrialRequest
-from autofit.trials.trial import Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, Role, TrialRecord
 
 if TYPE_CHECKING:
     from autofit.study.study import TrialStudy
-
-NAME = "as_it_is"
 
 
 def own_configuration(facts: Mapping[str, Any]) -> TrialConfig | None:
@@ -63,7 +59,7 @@ def run_as_it_is(
         return 0.0
     if config == plain or any(record.config == config and not record.interrupted for record in study.records):
         return 0.0
-    why = "baseline: the script as it is"
+    why = "baseline: the script as it is" if config in scene.space else OUTSIDE
     observer.trial_started(config, Role.SEARCH, why)
     left = None if spec.timeout_seconds is None else max(1.0, spec.timeout_seconds - scene.predicting_seconds)
     bounds = [t for t in (spec.trial_timeout_seconds, left) if t is not None]
@@ -88,28 +84,3 @@ def run_as_it_is(
     if record.interrupted and not out_of_time:
         raise KeyboardInterrupt
     return record.seconds
-
-
-def with_as_it_is(result: TuneResult, config: TrialConfig) -> TuneResult:
-    """The result with the script's own configuration among its baselines, or with a word on why it is not."""
-    if config.effective_batch() != result.spec.effective_batch:
-        said = f"as it is, the script trains at effective batch {config.effective_batch()}, not {result.spec.effective_batch}"
-        return replace(
-            result,
-            warnings=(
-                *result.warnings,
-                Warning(code="effective_batch", message=f"{said}: it is no baseline here"),
-            ),
-        )
-    estimate = estimates(result.trials).get(config.key())
-    failure = next((r.failure for r in result.trials if r.config == config and r.failure is not None), None)
-    note = None if estimate is not None else "was not run" if failure is None else failure.message
-    ratio = None if estimate is None else result.best.samples_per_second / estimate.samples_per_second
-    spent = result.cost.seconds + result.cost.compile_seconds
-    hours = {**result.cost.break_even_hours, NAME: break_even_hours(spent, ratio)}
-    return replace(
-        result,
-        baselines={**result.baselines, NAME: Baseline(config=config, estimate=estimate, note=note)},
-        speedup={**result.speedup, NAME: ratio},
-        cost=replace(result.cost, break_even_hours=hours),
-    )

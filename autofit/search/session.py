@@ -17,7 +17,7 @@ from autofit.results.result import TuneResult, Warning
 from autofit.search.assemble import assemble
 from autofit.search.epilogue import Epilogue, play
 from autofit.search.scene import Scene, identity, memory_limit, reference_optim
-from autofit.search.script_baseline import own_configuration, run_as_it_is, with_as_it_is
+from autofit.search.script_baseline import own_configuration, run_as_it_is
 from autofit.search.search import Search
 from autofit.search.soundness_check import SoundnessCheck, check_of
 from autofit.trials.estimates import recast
@@ -47,7 +47,7 @@ def search_in(
         observer.note(f"not searched: {removal.knob} {removal.value}: {removal.reason}")
     begin = time.monotonic()
     forecast = scene.predictor(limit) if scene.predictor is not None else None
-    study = _study(scene, spec, study_path, limit, forecast)
+    study = _study(scene, spec, study_path, limit, forecast, spent_seconds=scene.starting_seconds + scene.predicting_seconds + time.monotonic() - begin)
     if forecast is not None:  # the sampler has asked it for every configuration
         scene = replace(scene, predicting_seconds=scene.predicting_seconds + time.monotonic() - begin)
     if isinstance(observer, Timekeeper):
@@ -70,8 +70,7 @@ def search_in(
     epilogue = play(
         search.run(), search=search, study=study, scene=scene, spec=spec, limit_bytes=limit, observer=observer
     )
-    result = _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check)
-    return result if as_it_is is None else with_as_it_is(result, as_it_is)
+    return _result(scene, spec, study, limit, search=search, epilogue=epilogue, check=check, as_it_is=as_it_is)
 
 
 def _changes(scene: Scene, spec: SearchSpec, config: TrialConfig, study: TrialStudy) -> bool:
@@ -92,6 +91,8 @@ def _study(
     path: str | Path | None,
     limit: int,
     forecast: TracedForecast | None,
+    *,
+    spent_seconds: float,
 ) -> TrialStudy:
     """The study with its sampler; a file is gone on with."""
     from autofit.study.journal import open_study
@@ -107,7 +108,7 @@ def _study(
         memory=forecast,
         time=forecast,
     )
-    study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space)
+    study = TrialStudy(open_study(path, sampler=sampler, identity=identity(scene, spec, limit)), scene.space, spent_seconds=spent_seconds)
     forgotten = study.forget_failures(trial_timeout_seconds=spec.trial_timeout_seconds or DEFAULT_TRIAL_TIMEOUT_SECONDS)
     if isinstance(sampler, CostModelSampler):
         sampler.forget(forgotten)
@@ -140,6 +141,7 @@ def _result(
     search: Search,
     epilogue: Epilogue,
     check: SoundnessCheck | None,
+    as_it_is: TrialConfig | None,
 ) -> TuneResult:
     fallback = getattr(scene.runner, "fallback_reason", None)
     spawned = () if fallback is None else (Warning(code="spawned", message=fallback),)
@@ -152,6 +154,7 @@ def _result(
         device=scene.device,
         memory_limit_bytes=limit,
         default_optim=scene.default_optim,
+        as_it_is=as_it_is,
         starting_seconds=scene.starting_seconds,
         predicting_seconds=scene.predicting_seconds,
         untested=search.untested,
@@ -181,8 +184,5 @@ def _certificate(study: TrialStudy) -> dict[str, Any] | None:
 
 def certificate_json(certificate: Any) -> dict[str, Any]:
     """The sampler's certificate as JSON."""
-    data = asdict(certificate)
-    data["best"] = certificate.best.to_json()
-    for raw, contender in zip(data["contenders"], certificate.contenders):
-        raw["config"] = contender.config.to_json()
-    return data
+    contenders = [{**asdict(contender), "config": contender.config.to_json()} for contender in certificate.contenders]
+    return {**asdict(certificate), "best": certificate.best.to_json(), "contenders": contenders}

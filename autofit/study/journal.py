@@ -151,9 +151,11 @@ def _check_identity(found: dict[str, Any], wanted: dict[str, Any], path: str | P
     different = [name for name in names if found.get(name) != wanted.get(name)]
     if different:
         name = different[0]
+        there, here = _said(name, found), _said(name, wanted)
+        if there == here:  # sizes that differ by less than their digits
+            there, here = str(found.get(name)), str(wanted.get(name))
         raise StudyError(
-            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {_said(name, found)} there, {_said(name, wanted)} here",
-            hint=HINT_NEW,
+            f"study file {str(path)!r} was made under another {name.replace('_', ' ')}: {there} there, {here} here", hint=HINT_NEW
         )
 
 

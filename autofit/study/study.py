@@ -10,8 +10,11 @@ that was another process's fault, a time-out that was shorter than today's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
@@ -24,6 +27,7 @@ from autofit.trials.trial import Outcome, Reason, TrialRecord
 
 RECORD = "record"
 WHY = "why"
+PASSED = "passed_seconds"  #: user attribute of a trial: wall time since the one before it, or since its process began
 CONSTRAINT = "memory"
 INFEASIBLE_VALUE = 0.0
 MENDABLE = frozenset({Reason.ERROR, Reason.CRASH, Reason.UNREADABLE_ANSWER})  #: failures whose cause may be gone in a later search
@@ -45,18 +49,23 @@ class TrialStudy:
     Args:
         study: from `journal.open_study`.
         space: what may be proposed.
+        spent_seconds: since this process began its search.
+        clock: monotonic seconds (tests replace it).
 
     Raises:
         StudyError: the study was made over other choices.
     """
 
-    def __init__(self, study: optuna.Study, space: Space) -> None:
+    def __init__(
+        self, study: optuna.Study, space: Space, *, spent_seconds: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._study, self._space = study, space
+        self._clock, self._last = clock, clock() - spent_seconds
         self._distributions: dict[str, BaseDistribution] = {
             name: CategoricalDistribution(choices=tuple(values)) for name, values in space.choices().items()
         }
         self._records: list[TrialRecord] = []
-        self.earlier_seconds = 0.0  #: that trials of earlier processes took
+        self.earlier_seconds = 0.0  #: wall time of earlier processes, up to the last trial that each ended
         self._check_space()
         self._recover()
 
@@ -86,7 +95,8 @@ class TrialStudy:
         # The constraint comes before the record, so that a record found after a kill has its constraint too.
         for name, value in _constraints(record).items():
             proposal.trial.set_constraint(name, value)
-        proposal.trial.set_user_attr(RECORD, record.to_json())
+        for name, value in self._attributes(record).items():
+            proposal.trial.set_user_attr(name, value)
         self._tell(proposal.trial.number, record)
         self._records.append(record)
         return record
@@ -109,9 +119,11 @@ class TrialStudy:
             value=None if failed else record.samples_per_second or INFEASIBLE_VALUE,
             params=self._space.params_of(record.config) if inside else {},
             distributions=self._distributions if inside else {},
-            user_attrs={RECORD: record.to_json()},
+            user_attrs=self._attributes(record),
             constraints=_constraints(record),
         )
+        assert frozen.datetime_complete is not None
+        frozen.datetime_start = frozen.datetime_complete - timedelta(seconds=record.seconds)
         self._study.add_trial(frozen)
         self._records.append(record)
         return record
@@ -121,6 +133,11 @@ class TrialStudy:
         return next(
             (r for r in self._records if r.config == config and r.outcome is not Outcome.FAILED), None
         )
+
+    def _attributes(self, record: TrialRecord) -> dict[str, Any]:
+        """What a trial keeps of its record; the record is the last, because one that is there counts as told."""
+        passed, self._last = self._clock() - self._last, self._clock()
+        return {PASSED: passed, RECORD: record.to_json()}
 
     def _tell(self, number: int, record: TrialRecord) -> None:
         if record.outcome is Outcome.FAILED:
@@ -154,7 +171,7 @@ class TrialStudy:
                 else:
                     self._study.tell(trial.number, state=TrialState.FAIL)
             if record is not None:
-                self.earlier_seconds += record.seconds
+                self.earlier_seconds += trial.user_attrs.get(PASSED, record.seconds)
                 self._records.append(replace(record, number=trial.number))
 
     def forget_failures(self, *, trial_timeout_seconds: float) -> list[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import os
-import tempfile
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from autofit.errors import StudyError
 def held(path: str | Path | None) -> Iterator[None]:
     """Keep other searches of this machine and user off the study in `path`; None = a study in memory.
 
-    The kernel releases the lock of a killed process. It lies in the temporary directory, under a digest of the study's path, so that nothing
-    is left beside that. Where files cannot be locked, nobody is kept off.
+    The lock is the name of a socket that is no file: the kernel releases that of a killed process, nothing is left beside the study, and a job with a
+    TMPDIR of its own sees it. It holds which directory that is and the file's name there, so that containers with files of their own do not meet.
+    Where there are no such names, nobody is kept off.
 
     Raises:
         StudyError: another search has it.
@@ -26,39 +27,20 @@ def held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
-    name = os.path.join(tempfile.gettempdir(), f"autofit-study-{os.getuid()}-{digest}.lock")
-    try:
-        handle = _locked(name)
-    except BlockingIOError:
-        raise StudyError(
-            f"study file {str(path)!r} is in use by another search", hint="wait for that one, or give another path to --study"
-        ) from None
-    except OSError:  # no place for locks, or a file system without them
-        yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        os.close(handle)
-
-
-def _locked(name: str) -> int:
-    """The open handle of the lock's file.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
-    while True:
-        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as lock:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(name).st_ino == os.fstat(handle).st_ino:
-                return handle
-        os.close(handle)  # its last holder has removed it meanwhile
+            lock.bind(_name(path))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise StudyError(
+                    f"study file {str(path)!r} is in use by another search", hint="wait for that one, or give another path to --study"
+                ) from None
+        yield
+
+
+def _name(path: str | Path) -> str:
+    """What the lock of a study is called: an abstract address (unix(7))."""
+    directory, name = os.path.split(os.path.realpath(path))
+    where = os.stat(directory)
+    digest = hashlib.sha256(b"%d %d %s" % (where.st_dev, where.st_ino, os.fsencode(name))).hexdigest()[:32]
+    return f"\0autofit-study-{os.getuid()}-{digest}"

@@ -78,11 +78,7 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
     completed = [r for r in records if r.outcome is Outcome.COMPLETED]
     if not completed:
         return None
-    counted = (
-        [r for r in completed if r.role is Role.PLAYOFF]
-        or [r for r in completed if r.role is not Role.CONFIRMATION]
-        or completed
-    )
+    counted = counted_of(completed)
     speeds = [speed for r in counted if (speed := r.samples_per_second) is not None]
     mean = math.fsum(speeds) / len(speeds)
     tokens = next(
@@ -100,6 +96,15 @@ def estimate_of(records: Sequence[TrialRecord]) -> Estimate | None:
         interval=_interval(counted, speeds),
         runs=len(speeds),
         memory=_largest([r.measurement.memory for r in completed if r.measurement]),
+    )
+
+
+def counted_of(completed: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
+    """Of the completed runs of one configuration those that its speed rests on: the play-off's, where it took part, else all but its confirmation."""
+    return (
+        [r for r in completed if r.role is Role.PLAYOFF]
+        or [r for r in completed if r.role is not Role.CONFIRMATION]
+        or completed
     )
 
 

@@ -55,6 +55,7 @@ class Role(StrEnum):
     EVALUATION = "evaluation"  #: the winner again, two optimizer steps and then an evaluation
 
 
+SEARCH_ROLES = (Role.DEFAULTS, Role.HAND_RECIPE, Role.SEARCH)  #: that use up the budget of trials
 #: arguments that only trials after the search set
 LOADER_KNOBS = (
     "dataloader_num_workers",

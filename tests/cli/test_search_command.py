@@ -152,6 +152,7 @@ def test_what_is_printed_is_what_show_prints(grid: Path) -> None:
     assert shown.status == 0
     assert shown.stdout == done.stdout
     assert shown.stderr == ""
+    assert run_autofit("show", "answer.json", cwd=grid.parent, COLUMNS="0").stdout == done.stdout, "a terminal without a size"
 
 
 def test_on_a_terminal_progress_is_redrawn_and_the_answer_stays_clean(grid: Path) -> None:

@@ -96,6 +96,12 @@ def test_a_message_of_several_lines_stays_one_line() -> None:
     assert "\x1b" not in target.getvalue()
 
 
+def test_a_terminal_without_a_size_gets_lines() -> None:
+    target, console = to_text(0, force_terminal=True, force_interactive=True)
+    live_observer(console).trial_ended(make_record(0, SLOW, 40.0))
+    assert target.getvalue().startswith("trial 0: ")
+
+
 def test_a_reader_that_goes_away_does_not_end_the_search() -> None:
     reading, writing = os.pipe()
     os.close(reading)

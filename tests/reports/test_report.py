@@ -147,6 +147,18 @@ def test_a_gain_within_the_intervals_is_called_noise() -> None:
     assert "(within the noise)" not in headline(result_of())
 
 
+def test_of_two_that_met_in_the_playoff_its_verdict_tells_what_is_noise() -> None:
+    """The machine became slower from round to round: their intervals overlap, and in each round the winner was faster by a third."""
+    given = [make_record(0, DEFAULTS, 90.0, role=Role.DEFAULTS), make_record(1, WINNER, 120.0)]
+    given += [make_record(2 + n, config, speed / (1 + n), role=Role.PLAYOFF) for n in range(3) for config, speed in ((DEFAULTS, 90.0), (WINNER, 120.0))]
+    result = one(given, best=WINNER, defaults=DEFAULTS)
+    estimate = result.baselines["defaults"].estimate
+    assert estimate is not None
+    assert estimate.interval.overlaps(result.best.interval)
+    assert "1.33x the plain defaults, the" in headline(result)
+    assert "1.33x the plain defaults (within the noise), the" in headline(dataclasses.replace(result, tied=(estimate,)))
+
+
 def test_memory_is_named_by_counter_and_adds_up_to_the_limit() -> None:
     rows = {name: size for name, size, _ in memory_rows(result_of())}
     assert rows["needed"] == rows["peak reserved"] + rows["context"] == 10 * GIB
@@ -249,6 +261,18 @@ def test_runs_that_failed_are_listed_though_others_of_the_configuration_complete
     assert "Not confirmed: its run at full accumulation and longest length failed." in standing_lines(unconfirmed, 100)
 
 
+def test_one_that_the_figures_show_to_be_slower_is_no_tie() -> None:
+    """The play-off had no reason to go on until it was separated: it could not be expected to gain."""
+    given = [*records()[:-1], *(make_record(8 + n, config, speed + n) for n, (config, speed) in enumerate(((WINNER, 160.0), (TIED, 120.0))))]
+    given = [r for r in given if r.number != 4]
+    said = " ".join(standing_lines(result_of(given), 200))
+    assert "Tied" not in said
+    assert f"Slower in the mean, though the play-off ended before that was sure: {TIED.label()} (121.0 samples/s" in said
+    assert "= tied" not in "\n".join(measured_lines(result_of(given), measured(result_of(given)), 120, None))
+    early = " ".join(standing_lines(dataclasses.replace(result_of(given), settled=False), 200))
+    assert f"Not separated yet from {TIED.label()}" in early
+
+
 def test_a_playoff_that_ended_too_early_is_not_called_a_tie() -> None:
     result = dataclasses.replace(result_of(), settled=False)
     said = " ".join(standing_lines(result, 100))
@@ -317,6 +341,15 @@ def test_the_certificate_is_stated_once_with_its_contenders() -> None:
     assert said.count("untested configurations is predicted to win.") == 1
     assert "32x2 bf16 ckpt adamw_bnb_8bit       140.0 to 158.0           98 %   2.1 %" in said
     assert "not expected to win" in "\n".join(left_out_lines(result, 100))
+
+
+def test_a_certificate_about_another_best_is_linked_with_the_winner_by_what_was_measured() -> None:
+    def said(best: TrialConfig) -> str:
+        return "\n".join(ending_lines(result_of(certificate={"statement": "none is left", "best": best.to_json()}), 100))
+
+    assert f"{RECIPE.label()} was measured at 140.0 samples/s, the winner at 160.0." in said(RECIPE)
+    assert "the winner at" not in said(WINNER)
+    assert "the winner at" not in said(TOO_BIG), "it did not complete"
 
 
 def test_cost_says_when_the_search_has_paid_for_itself() -> None:
@@ -391,6 +424,12 @@ def test_no_line_but_those_to_copy_is_wider_than_the_terminal(width: int) -> Non
     cut = len(report_lines(result, width)) - len(copy_lines(result, width))
     lines = [line.text for line in report_lines(result, width)[:cut]]
     assert max(len(line) for line in lines) <= max(width, 80)
+
+
+def test_a_long_title_of_the_lines_to_copy_is_folded() -> None:
+    config = make_config(8, optim="adamw_bnb_8bit", extra=(("dataloader_num_workers", 2), ("dataloader_pin_memory", False)))
+    lines = [line.text for line in copy_lines(one([make_record(0, config, 5.0)]), 80)]
+    assert max(len(line) for line in lines[: lines.index("")]) <= 80
 
 
 def test_every_number_survives_every_width() -> None:

@@ -13,10 +13,10 @@ from autofit.reports.report_after import (
     after_trials,
     evaluation_line,
     loader_line,
-    without_loader,
 )
 from autofit.results.advisories_after import of_evaluation, of_loader
 from autofit.results.evaluation import Evaluation, Pile, at_batch
+from autofit.results.loader import without_settings
 from autofit.results.result import TuneResult, estimates
 from autofit.trials.trial import Reason, Role, TrialRecord
 from autofit.units import GIB, MIB
@@ -27,7 +27,7 @@ WORKERS = (("dataloader_num_workers", 4), ("dataloader_pin_memory", False))
 
 
 def waiting(number: int, extra: Any, speed: float, role: Role) -> TrialRecord:
-    record = make_record(number, WINNER.but(extra=extra), speed, role=role)
+    record = make_record(number, WINNER.but(extra=extra), speed, role=role, micro_seconds=0.02)
     assert record.measurement is not None
     loader = {"wait_seconds": record.measurement.t_micro, "dataloader_num_workers": 0}
     return replace(record, measurement=replace(record.measurement, facts={"loader": loader}))
@@ -44,13 +44,13 @@ def test_a_loader_that_helped_is_a_line_with_its_gain_and_flags_to_copy() -> Non
     line = loader_line(result)
     assert line is not None
     assert "50 % of the winner's time" in line
-    assert "dataloader_num_workers=4, dataloader_pin_memory=False it is 1.9" in line
+    assert "dataloader_num_workers=4, dataloader_pin_memory=False it is 1.90x as fast (100.0 samples/s without)" in line
     text = "\n".join(line.text for line in report_lines(result, 100))
     assert "Loader: waiting for data took 50 %" in text
     assert "--dataloader_num_workers 4" in text
     assert after_trials(result) == 1
     assert "1 on the winner's loader and evaluation" in text
-    assert without_loader(records[1].config) == WINNER
+    assert without_settings(records[1].config) == WINNER
     assert [w.code for w in of_loader(records[1].config, records)] == ["loader_late"]
 
 
@@ -59,7 +59,7 @@ def test_a_loader_that_nothing_helped_is_said_and_one_that_failed_has_its_cause(
     result = result_with(waiting(0, (), 100.0, Role.SEARCH), failed)
     line = loader_line(result)
     assert line is not None
-    assert "none of the settings tried was faster beyond the noise (dataloader_num_workers=4)" in line
+    assert line.endswith("no setting that may help could be measured (dataloader_num_workers=4).")
     (warning,) = of_loader(WINNER, result.trials)
     assert warning.code == "loader_failed"
     assert warning.message.endswith("dataloader_num_workers=4: RuntimeError: a lock")
@@ -89,7 +89,7 @@ def test_settings_that_were_faster_within_the_noise_only_are_no_loss() -> None:
     records = (waiting(0, (), 100.0, Role.SEARCH), waiting(1, WORKERS, 100.3, Role.LOADER))
     line = loader_line(result_with(*records))
     assert line is not None
-    assert "none of the settings tried was faster beyond the noise" in line
+    assert "none of the settings measured was faster beyond the noise (dataloader_num_workers=4 dataloader_pin_memory=False)" in line
     assert of_loader(WINNER, records) == []
 
 

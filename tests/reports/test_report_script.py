@@ -12,7 +12,7 @@ from autofit.reports.report import report_lines
 from autofit.reports.report_script import usage
 from autofit.results.export import cli_flags, export
 from autofit.results.result import TuneResult
-from autofit.search.script_baseline import own_configuration, with_as_it_is
+from autofit.search.script_baseline import own_configuration
 from tests.builders import CPU, make_config, make_record, make_result
 from tests.refusals import refused
 
@@ -162,23 +162,3 @@ def test_weights_in_16_bit_without_a_flag_are_pure_16_bit_training() -> None:
     config = own_configuration(facts)
     assert config is not None
     assert config.precision is Precision.PURE_BF16
-
-
-def test_the_script_as_it_is_stands_among_the_baselines() -> None:
-    own, best = make_config(8), make_config(16)
-    result = make_result([make_record(0, own, 50.0), make_record(1, best, 100.0)])
-    told = with_as_it_is(result, own)
-    assert told.speedup["as_it_is"] == pytest.approx(2.0)
-    assert told.baselines["as_it_is"].estimate is not None
-    assert TuneResult.from_json(told.to_json()).baselines["as_it_is"] == told.baselines["as_it_is"]
-    assert any("2.00x the script as it is" in " ".join(line.text.split()) for line in report_lines(told, 200))
-
-
-def test_another_effective_batch_is_no_baseline_and_said() -> None:
-    result = make_result([make_record(0, make_config(16), 100.0)])
-    told = with_as_it_is(result, TrialConfig(per_device_train_batch_size=8))
-    assert "as_it_is" not in told.baselines
-    assert (
-        told.warnings[-1].message
-        == "as it is, the script trains at effective batch 8, not 64: it is no baseline here"
-    )

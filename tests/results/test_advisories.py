@@ -225,3 +225,27 @@ def test_half_a_round_is_said(played: tuple[int, ...], settled: bool, said: bool
     warnings = advisories.of_playoff(make_result(records, best=configs[0], tied=tied, settled=settled))
     assert one_line(warnings) == (["half_a_round"] if said else [])
     assert all(w.message.startswith("the play-off ended before all had run in it: 8x8 fp32 adamw_torch_fused ran in the search only") for w in warnings)
+
+
+@pytest.mark.parametrize(("later", "said"), [(260.0, "30 % faster"), (150.0, "33 % slower"), (206.0, "")])
+def test_a_machine_that_changed_between_baselines_and_winner_is_said_with_the_ratio_of_their_time(later: float, said: str) -> None:
+    defaults, winner = make_config(8), make_config(16)
+    records = [make_record(0, defaults, 100.0, role=Role.DEFAULTS), make_record(1, winner, 200.0)]
+    records += [make_record(2 + n, winner, later + n / 10, role=Role.PLAYOFF) for n in range(3)]
+    warnings = advisories.of_drift(make_result(records, best=winner, defaults=defaults))
+    assert one_line(warnings) == (["drift"] if said else [])
+    for warning in warnings:
+        assert said in warning.message
+        assert f"{winner.label()} ran at 200.0 samples/s, 2.00x the plain defaults" in warning.message
+    records += [make_record(5 + n, defaults, later / 2, role=Role.PLAYOFF) for n in range(3)]
+    assert advisories.of_drift(make_result(records, best=winner, defaults=defaults)) == [], "they met in the play-off"
+
+
+def test_a_machine_that_changed_before_the_loaders_settings_were_tried_is_said() -> None:
+    defaults, winner = make_config(8), make_config(16)
+    tuned = winner.but(extra=(("dataloader_num_workers", 2),))
+    records = [make_record(n, config, speed, role=Role.PLAYOFF) for n, (config, speed) in enumerate(((defaults, 100.0), (winner, 200.0)))]
+    records.append(make_record(2, tuned, 600.0, role=Role.LOADER))
+    (warning,) = advisories.of_drift(make_result(records, best=tuned, defaults=defaults))
+    assert "200 % faster" in warning.message
+    assert "200.0 samples/s, 2.00x the plain defaults" in warning.message

@@ -11,6 +11,7 @@ import pytest
 from autofit.problem.config import Scalar, TrialConfig
 from autofit.results.loader import (
     LoaderStep,
+    gain,
     kept_settings,
     lost_settings,
     next_step,
@@ -21,6 +22,7 @@ from autofit.trials.trial import LOADER_KNOBS, Failure, Outcome, Reason, Role, T
 from tests.builders import make_config, make_record
 
 WINNER = make_config(8)
+MICRO_SECONDS = 0.05  #: in a walk, whatever the loader does
 Settings = Mapping[str, Scalar]
 BASE: dict[str, Any] = {
     "dataloader_num_workers": 0,
@@ -34,8 +36,8 @@ BASE: dict[str, Any] = {
 }
 
 
-def run(config: TrialConfig, speed: float, role: Role = Role.SEARCH, **facts: Any) -> TrialRecord:
-    found = make_record(1, config, speed, role=role)
+def run(config: TrialConfig, speed: float, role: Role = Role.SEARCH, *, micro_seconds: float | None = None, **facts: Any) -> TrialRecord:
+    found = make_record(1, config, speed, role=role, micro_seconds=micro_seconds)
     assert found.measurement is not None
     loader = {**BASE, **{k: v for k, v in config.extra if k in LOADER_KNOBS}, **facts}
     return replace(found, measurement=replace(found.measurement, facts={"loader": loader}))
@@ -44,7 +46,8 @@ def run(config: TrialConfig, speed: float, role: Role = Role.SEARCH, **facts: An
 def walk(
     speed_of: Callable[[Settings], float | None], *, cores: int = 8, cuda: bool = False, **facts: Any
 ) -> tuple[list[Settings], LoaderStep]:
-    """All settings that are tried where each has a speed (None: it fails), and the end of the walk."""
+    """All settings that are tried where each has a speed (None: it fails), and the end of the walk; only the waiting differs."""
+    facts = {"micro_seconds": MICRO_SECONDS, **facts}
     records = [run(WINNER, speed_of({}) or 1.0, **facts)]
     tried: list[Settings] = []
     while True:
@@ -106,11 +109,24 @@ def test_of_one_sample_nothing_is_faster_until_the_confirmation_says_how_much_it
         return replace(record, measurement=replace(record.measurement, **one))
 
     fast = WINNER.but(extra=((WORKERS, 2),))
-    records = [sampled(run(WINNER, 10.0), 1), run(fast, 20.0, Role.LOADER, wait_seconds=0.0)]
+    alike = {"micro_seconds": MICRO_SECONDS}
+    records = [sampled(run(WINNER, 10.0, **alike), 1), run(fast, 20.0, Role.LOADER, wait_seconds=0.0, **alike)]
     assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == WINNER
     assert lost_settings(WINNER, records) is None
-    records.append(run(WINNER, 10.0, Role.CONFIRMATION))
+    records.append(run(WINNER, 10.0, Role.CONFIRMATION, **alike))
     assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == fast
+
+
+def test_a_machine_that_has_become_faster_is_no_gain_of_the_loader() -> None:
+    """All of the step is shorter, the micro-steps too, which no loader makes shorter."""
+    fast = WINNER.but(extra=((WORKERS, 2),))
+    records = [run(WINNER, 10.0), run(fast, 20.0, Role.LOADER)]
+    assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == WINNER
+    assert lost_settings(WINNER, records) is None
+    both = run(fast, 40.0, Role.LOADER, micro_seconds=records[1].measurement.t_micro / 2)  # type: ignore[union-attr]
+    records = [run(WINNER, 10.0, micro_seconds=records[1].measurement.t_micro), both]  # type: ignore[union-attr]
+    assert next_step(WINNER, records, cores=2, cuda=False, tolerance=0.01).best == fast
+    assert gain(fast, records) == pytest.approx(2.0), "of four times as fast"
 
 
 def test_nothing_more_is_tried_once_the_loader_does_not_hold_back() -> None:

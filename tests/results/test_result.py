@@ -287,7 +287,7 @@ def test_a_section_that_is_no_object_is_refused(name: str, value: Any) -> None:
         TuneResult.from_json({**GOOD, name: value})
 
 
-@pytest.mark.parametrize("change", [{"data": {"lengths": {}}}, {"data": {"lengths": 5}}, {"removals": "x"}, {"memory_limit_bytes": "x"}])
+@pytest.mark.parametrize("change", [{"data": {"lengths": {}}}, {"data": {"lengths": 5}}, {"removals": "x"}, {"removals": [{}]}, {"memory_limit_bytes": "x"}, {"memory_limit_bytes": -1}, {"cost": {**GOOD["cost"], "seconds": -1.0}}])
 def test_a_section_that_cannot_be_shown_is_refused(change: dict[str, Any]) -> None:
     with refused("^the result file cannot be read: ", hint="edited by hand", kind=FileFormatError):
         TuneResult.from_json({**GOOD, **change})
@@ -339,6 +339,26 @@ def test_a_winner_of_another_effective_batch_or_that_no_trial_ran_is_refused() -
         best = {**GOOD["best"], "config": {**GOOD["best"]["config"], **change}}
         with refused(f"cannot be read: .*{says}", hint="edited by hand", kind=FileFormatError):
             TuneResult.from_json({**GOOD, "best": best})
+
+
+@pytest.mark.parametrize(
+    ("place", "factor"),
+    [
+        (("best", "samples_per_second"), 1.1),
+        (("best", "tokens_per_second"), 1.1),
+        (("best", "memory", "peak_reserved_bytes"), 2),
+        (("baselines", "defaults", "estimate", "samples_per_second"), 0.5),
+        (("speedup", "defaults"), 10.0),
+    ],
+)
+def test_a_figure_that_the_trials_do_not_say_is_refused(place: tuple[str, ...], factor: float) -> None:
+    data = copy.deepcopy(GOOD)
+    inner = data
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] *= factor
+    with refused("^the result file cannot be read: .*(and its trials say|which the speeds do not say)", hint="edited by hand", kind=FileFormatError):
+        TuneResult.from_json(data)
 
 
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from autofit.reports.report import report_lines
 from autofit.results.result import TuneResult, Warning, estimates
 from autofit.search.assemble import assemble
 from autofit.testing import simulated_landscape
-from autofit.trials.trial import Failure, Reason, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, Failure, Reason, Role, TrialRecord
 from autofit.units import GIB
 from tests.builders import ARGUMENT_DEFAULTS, GPU, make_config, make_record
 from tests.searching import prepare
@@ -200,3 +200,27 @@ def test_a_hand_recipe_in_an_unsound_precision_is_said_to_be_that() -> None:
     assert "no comparison with the hand recipe (bf16 was found to depart from fp32)" in text
     assert "not sound: it departs" in text
     assert TuneResult.from_json(result.to_json()).best == result.best
+
+
+def test_the_script_as_it_is_stands_among_the_baselines() -> None:
+    told = assembled(as_it_is=RIVAL)
+    assert told.speedup["as_it_is"] == pytest.approx(410.0 / 399.0)
+    assert told.baselines["as_it_is"].estimate is not None
+    assert told.cost.break_even_hours["as_it_is"] is not None
+    assert TuneResult.from_json(told.to_json()).baselines["as_it_is"] == told.baselines["as_it_is"]
+    assert any("1.03x the script as it is" in " ".join(line.text.split()) for line in report_lines(told, 200))
+
+
+def test_a_script_that_is_faster_as_it_is_than_all_that_was_to_be_searched_is_a_warning() -> None:
+    own = make_config(50, 50, precision=Precision.FP16, optim=OPTIM)
+    told = assembled([*RECORDS, make_record(8, own, 800.0, why=OUTSIDE)], as_it_is=own)
+    (warning,) = [w for w in told.warnings if w.code == "faster_baseline"]
+    assert "the script as it is" in warning.message
+    assert own.label() in warning.message
+
+
+def test_another_effective_batch_is_no_baseline_and_said() -> None:
+    told = assembled(as_it_is=make_config(8))
+    assert "as_it_is" not in told.baselines
+    (warning,) = [w for w in told.warnings if w.code == "effective_batch"]
+    assert warning.message == "as it is, the script trains at effective batch 64, not 50: it is no baseline here"

@@ -10,8 +10,8 @@ import pytest
 from autofit.problem.config import TrialConfig
 from autofit.problem.space import Space
 from autofit.problem.spec import SearchSpec, Workload
-from autofit.reports.report_after import without_loader
 from autofit.results.evaluation import batch_of
+from autofit.results.loader import without_settings
 from autofit.search.epilogue import Epilogue, asked_batch
 from autofit.search.epilogue import play as play_epilogue
 from autofit.search.scene import Scene
@@ -94,7 +94,7 @@ def test_a_loader_that_holds_back_gets_workers_and_the_winner_is_confirmed_with_
     assert played.finding is not None
     winner = epilogue.finding.winner
     assert dict(winner.extra)[WORKERS] == 4
-    assert without_loader(winner) == played.finding.winner
+    assert without_settings(winner) == played.finding.winner
     assert epilogue.finding.confirmed
     last = played.records[-1]
     assert (last.role, last.config, last.outcome) == (Role.CONFIRMATION, winner, Outcome.COMPLETED)
@@ -163,7 +163,7 @@ def test_an_interrupt_leaves_the_answer_of_the_search(kind: str, left: str) -> N
     assert epilogue.finding.confirmed
     assert not epilogue.finding.interrupted, "the search itself had ended"
     assert [w.message for w in epilogue.warnings] == [f"interrupted: {left}"]
-    assert without_loader(epilogue.finding.winner) == played.finding.winner
+    assert without_settings(epilogue.finding.winner) == played.finding.winner
     assert epilogue.evaluation is None
 
 

@@ -163,6 +163,13 @@ def test_three_percent_are_found_though_runs_have_noise_of_their_own(leaders: in
     assert sum(len(v.tied) == 1 and v.winner.per_device_train_batch_size == 1 for v in verdicts) >= 36
 
 
+def test_noise_within_runs_is_no_drift_between_them() -> None:
+    """Rounds show what whole runs drift: what is assumed of it for a single run is not added to them."""
+    rng = np.random.default_rng(3)
+    verdicts = [decide(met([0.07, 0.0], 0.0, rng, within=0.03), tolerance=0.01) for _ in range(40)]
+    assert sum(len(v.tied) == 1 and v.winner.per_device_train_batch_size == 1 for v in verdicts) >= 30
+
+
 def test_a_playoff_that_is_cut_off_keeps_the_rules_of_ties_and_names_all_that_are_not_separated() -> None:
     plain, lossy, slower = make_config(8), make_config(8, optim="adafactor"), make_config(4)
     records = [
@@ -279,6 +286,29 @@ def test_who_joins_late_is_compared_in_the_rounds_that_all_have_run() -> None:
     speeds = [(one, 1000.0), (other, 980.0), (other, 980.0), (one, 1000.0), (one, 500.0)]
     records += [make_record(2 + n, config, speed, jitter=0.01, role=Role.PLAYOFF) for n, (config, speed) in enumerate(speeds)]
     assert decide(records, tolerance=0.001).winner == one
+
+
+def test_who_joins_late_is_not_compared_with_what_others_ran_before() -> None:
+    """Two have met three times when the machine becomes slower by a fifth and a third comes, which is the fastest."""
+    speeds = {make_config(8): 1000.0, make_config(4): 1000.0, make_config(2): 1050.0}
+    first, second, late = speeds
+    rng = np.random.default_rng(6)
+    records = [make_record(n, config, 1000.0, jitter=0.02) for n, config in enumerate(speeds)]
+
+    def run(config: TrialConfig, machine: float) -> None:
+        speed = machine * speeds[config] * math.exp(rng.normal(0.0, 0.003))
+        records.append(make_record(len(records), config, speed, jitter=0.02, role=Role.PLAYOFF))
+
+    for config in (first, second, second, first, first, second):
+        run(config, 1.0)
+    rounds = []
+    while (verdict := decide(records, tolerance=0.01)).next_round:
+        rounds.append(verdict.next_round)
+        for config in verdict.next_round:
+            run(config, 0.8)
+    assert verdict.winner == late
+    assert rounds[0] == (late,), "in the turn that the others have just run"
+    assert all(set(turn) == set(speeds) for turn in rounds[1:3])
 
 
 def test_of_runs_that_are_the_same_to_the_last_digit_the_lowest_memory_wins() -> None:

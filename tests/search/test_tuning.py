@@ -371,3 +371,14 @@ def test_a_mended_failure_is_proposed_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     second = run_search(spec, study=study, landscape=landscape, predict=False)
     assert speeds(landscape)[second.best.config] >= 0.99 * speeds(landscape)[fastest]
+
+
+def test_what_a_search_returns_is_what_its_file_holds(tmp_path: Path) -> None:
+    """The certificate among it, with its closest contenders."""
+    landscape = simulated_landscape(16)
+    spec = SearchSpec(workload=Workload(model="recorded"), effective_batch=16)
+    result = run_search(spec, landscape=landscape, predict=False)
+    assert result.certificate is not None
+    assert result.certificate["contenders"]
+    result.save(tmp_path / "best.json")
+    assert autofit.load(tmp_path / "best.json") == result

@@ -163,6 +163,7 @@ def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         ({"bitsandbytes": "0.50", "model": "gpt2 11aa"}, "another model: bert-tiny 3f2a there, gpt2 11aa here$"),
         ({"effective_batch": 16}, "another effective batch: 8 there, 16 here$"),
         ({"memory_limit": 5}, "another memory limit: 1.0 GiB there, 5 B here$"),
+        ({"memory_limit": (1 << 30) + 1}, "another memory limit: 1073741824 there, 1073741825 here$"),
         ({"task": "causal-lm"}, "another task: None there, causal-lm here$"),
         ({"torch": "2.13.0"}, "another torch: None there, 2.13.0 here$"),
     ],

@@ -291,5 +291,36 @@ def test_a_later_search_forgets_failures_whose_cause_may_be_gone(
     assert len(again.records) == 1
     assert again.forget_failures(trial_timeout_seconds=100.0) == ([] if kept else [0])
     assert len(again.records) == kept
-    assert again.earlier_seconds == seconds
+    assert again.earlier_seconds > 0
     assert len(TrialStudy(opened(path), SPACE).records) == 1, "the file keeps it"
+
+
+def test_the_time_of_earlier_processes_is_wall_time_and_holds_their_start(tmp_path: Path) -> None:
+    """30 s until there is a study, 5 s to the first trial's end, 2 s to the second's: their own seconds are less, and what came after is lost."""
+    path, now = tmp_path / "study.journal", 100.0
+    study = TrialStudy(opened(path), SPACE, spent_seconds=30.0, clock=lambda: now)
+    now += 5.0
+    study.enqueue(ONE)
+    study.tell(study.ask(), make_record(0, ONE, 100.0, seconds=4.0))
+    now += 2.0
+    study.add(make_record(0, ONE, 100.0, role=Role.PLAYOFF, seconds=1.5))
+    now += 60.0
+    again = TrialStudy(opened(path), SPACE, spent_seconds=3.0, clock=lambda: now)
+    assert again.earlier_seconds == 37.0
+    again.add(make_record(0, ONE, 100.0, role=Role.PLAYOFF))
+    assert TrialStudy(opened(path), SPACE).earlier_seconds == 40.0
+
+
+def test_a_file_of_before_counts_its_trials_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "study.journal"
+    monkeypatch.setattr(TrialStudy, "_attributes", lambda self, record: {RECORD: record.to_json()})
+    TrialStudy(opened(path), SPACE).add(make_record(0, ONE, 100.0, seconds=4.0))
+    assert TrialStudy(opened(path), SPACE).earlier_seconds == 4.0
+
+
+def test_a_run_that_no_sampler_proposed_has_a_duration_too() -> None:
+    raw = opened(None)
+    TrialStudy(raw, SPACE).add(make_record(0, ONE, 100.0, role=Role.PLAYOFF, seconds=4.0))
+    (trial,) = raw.get_trials()
+    assert trial.duration is not None
+    assert trial.duration.total_seconds() == 4.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,16 +42,27 @@ def test_nothing_is_left_beside_the_study_and_the_study_can_be_held_again(tmp_pa
             assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["open", "flock"])
-def test_where_files_cannot_be_locked_a_search_goes_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
+def test_a_job_with_a_temporary_directory_of_its_own_sees_it(tmp_path: Path) -> None:
+    with held(tmp_path / "study.journal"):
+        (tmp_path / "link").symlink_to("study.journal")
+        other = {**os.environ, "TMPDIR": str(tmp_path)}
+        for name in ("study.journal", "link"):
+            done = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path / name)], env=other, capture_output=True, text=True, timeout=60, check=False)
+            assert "in use by another search" in done.stderr
 
-    monkeypatch.setattr(study_lock.os if name == "open" else study_lock.fcntl, name, refuse)
+
+def test_where_there_are_no_such_names_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_lock, "_name", lambda path: str(tmp_path / "none" / "socket"))
     with held(tmp_path / "study.journal"):
         pass
 
 
 def test_a_search_without_a_file_needs_no_lock() -> None:
     with held(None), held(None):
+        pass
+
+
+def test_a_name_that_is_no_unicode_is_held_as_any_other(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/study\xff.journal")
+    with held(path), pytest.raises(StudyError, match="is in use by another search"), held(path):
         pass
