@@ -29,8 +29,11 @@ def loader_line(result: TuneResult) -> str | None:
         if lost is not None:
             settings = ", ".join(f"{name}={value}" for name, value in lost.settings)
             return f"Loader: {waited}; with {settings} it was {format_factor(lost.factor)} as fast, but {lost.cause}."
-        names = ", ".join(_said(r) for r in tried)
-        return f"Loader: {waited}; none of the settings tried was faster beyond the noise ({names})."
+        ran = [_said(r) for r in tried if r.failure is None]
+        failed = [_said(r) for r in tried if r.failure is not None and not r.interrupted]
+        slow = [f"none of the settings tried was faster beyond the noise ({', '.join(ran)})"] if ran else []
+        broken = [f"{', '.join(failed)} did not work (see the warnings)"] if failed else []
+        return f"Loader: {'; '.join([waited, *slow, *broken])}."
     before = estimates(result.trials).get(base.key())
     settings = ", ".join(f"{name}={value}" for name, value in kept)
     if before is None:
