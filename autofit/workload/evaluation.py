@@ -1,4 +1,4 @@
-"""The evaluation of a trial: the real `Trainer.evaluate()` on the longest rows, for a few batches, while the optimizer's state is resident.
+"""The evaluation of a trial: the real `Trainer.evaluate()` on the longest rows, for a few batches, as between two steps of a training.
 
 What it gathers is counted where it piles up, in the containers of `evaluation_loop`, so that `prediction_loss_only`, `preprocess_logits_for_metrics`,
 `include_for_metrics` and `batch_eval_metrics` need no rules of ours. Not covered: `predict` and generation beyond what `evaluate()` itself does.
@@ -59,7 +59,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     problems: list[str] = []
     quiet = metrics_that_do_not_raise(trainer, problems.append)
     begin = time.perf_counter()
-    with quiet, a_loader_for_each_set(trainer):
+    with quiet, a_loader_for_each_set(trainer), as_in_training(trainer):
         for data, _ in picked.values():
             with heap.watched(min(batch, count(data) or batch)):
                 trainer.evaluate(eval_dataset=data)
@@ -171,6 +171,16 @@ def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
     finally:
         trainer.args.dataloader_persistent_workers = persistent
         trainer.get_eval_dataloader = make  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def as_in_training(trainer: Trainer) -> Iterator[None]:
+    """Let the Trainer evaluate as it does between two steps, where `fp16_full_eval` and `bf16_full_eval` leave the weights as they are: that needs more."""
+    kept, trainer.is_in_train = trainer.is_in_train, True
+    try:
+        yield
+    finally:
+        trainer.is_in_train = kept
 
 
 def longest_rows(data: Any, wanted: int, *, name: str = "") -> tuple[Any, int | None]:

@@ -75,7 +75,7 @@ def test_data_has_a_short_label() -> None:
 
 def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:
     options = {"per_device_eval_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-    arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_"))}
+    arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_", "bf16_"))}
     model = BertForSequenceClassification(MODEL)
     made = trainer_cls(
         model=model,
@@ -139,6 +139,15 @@ def test_the_users_settings_come_with_it(tmp_path: Path) -> None:
     found = evaluate(trainer(tmp_path, eval_dataset=ROWS, eval_accumulation_steps=3, eval_do_concat_batches=False))
     assert found["accumulation_steps"] == 3
     assert found["concatenates"] is False
+
+
+def test_weights_stay_as_they_are_between_two_steps_of_a_training(tmp_path: Path) -> None:
+    whole = evaluate(trainer(tmp_path, eval_dataset=ROWS, compute_metrics=count))
+    made = trainer(tmp_path, eval_dataset=ROWS, compute_metrics=count, bf16_full_eval=True)
+    assert evaluate(made)["gathered_bytes_per_row"] == whole["gathered_bytes_per_row"]
+    assert made.model is not None
+    assert {p.dtype for p in made.model.parameters()} == {torch.float32}
+    assert not made.is_in_train
 
 
 def test_every_set_is_evaluated_and_the_largest_counts(tmp_path: Path) -> None:
