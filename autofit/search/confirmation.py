@@ -22,7 +22,7 @@ def confirm(
     """Run the winner for `steps` optimizer steps under the search's memory limit.
 
     Args:
-        result: from a search on a real device by model name (live objects do not travel in a file).
+        result: from a search on a real device by names alone (live objects, data and Trainers among them, do not travel in a file).
         steps: optimizer steps, at least 2.
         timeout_seconds: None = a week.
         say: told what differs from the conditions of the search, and how long the run may take.
@@ -32,7 +32,7 @@ def confirm(
     """
     if any(warning.code == "replayed" for warning in result.warnings):
         raise UserError("the result comes from a replayed landscape: there is nothing to run", hint="search on a device first")
-    if result.model.get("source") == "object":
+    if result.model.get("source") == "object" or result.model.get("live"):
         raise UserError(
             "the result is about live Python objects, which a file cannot hold", hint="call autofit.tune again, or train with it"
         )

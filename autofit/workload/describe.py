@@ -116,6 +116,8 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     facts |= describe_data(resolved)
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
     facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
+    if objects is not None and (objects.train_dataset is not None or "training" in facts):
+        facts["live"] = True  # a name alone does not make this training again
     if objects is not None and makes_own_optimizer(resolved):
         facts |= {"own_optimizer": True, "warnings": [*facts["warnings"], OWN_OPTIMIZER]}
     if objects is not None and objects.extra.get("eval_dataset") is not None:

@@ -14,6 +14,7 @@ from autofit.errors import AutofitError
 from autofit.search.confirmation import confirm
 from autofit.trials.trial import Reason
 from tests.builders import GPU, make_config, make_record, make_result
+from tests.refusals import refused
 from tests.searching import failed
 
 
@@ -71,6 +72,12 @@ def test_another_model_script_or_data_than_in_the_search_is_said(monkeypatch: py
         "note: the data has changed since the search: 50 rows of up to 60 tokens instead of 200 rows of up to 60 tokens"
     ]
     assert told(one, {**one, **data("b", 200)}) == ["note: the data has changed since the search: 200 rows of up to 60 tokens"]
+
+
+@pytest.mark.parametrize("model", [{"source": "object"}, {"source": "local", "live": True}])
+def test_what_was_trained_with_live_objects_is_not_confirmed_without_them(model: dict[str, Any]) -> None:
+    with refused("live Python objects"):
+        confirm(replace(make_result([make_record(0, make_config(8), 32.0)]), model=model), steps=2)
 
 
 @pytest.mark.parametrize(
