@@ -18,6 +18,9 @@ from transformers import Trainer
 from transformers import trainer as trainer_module
 
 from autofit.errors import UserError
+from autofit.processes.exception_report import describe_exception
+from autofit.processes.failure import Evidence, classify_exception
+from autofit.trials.trial import Reason
 from autofit.workload.data.scan import is_map_style, lengths_of
 from autofit.workload.loader import batch_size_of
 from autofit.workload.sources import first_line
@@ -45,7 +48,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     Returns:
         `batch`, `batches`, `rows` (of the largest whole evaluation set; None for a stream), `longest`, `gathered_bytes_per_row`,
         `loss_only` (nothing but the loss is kept), `concatenates`, `accumulation_steps` (as the user has it), `metric_error` (of
-        `compute_metrics`, on these rows), `seconds`.
+        `compute_metrics`, or of an `evaluate` of the user's own after its loop, on these rows), `seconds`.
 
     Raises:
         UserError: the Trainer's own loader gives batches of another size.
@@ -61,7 +64,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     begin = time.perf_counter()
     with quiet, a_loader_for_each_set(trainer), as_in_training(trainer):
         for data, _ in picked.values():
-            with heap.watched(min(batch, count(data) or batch)):
+            with heap.watched(min(batch, count(data) or batch)), errors_after_the_loop(trainer, problems.append):
                 trainer.evaluate(eval_dataset=data)
     return {
         "batch": batch,
@@ -132,9 +135,9 @@ def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> I
     def careful(*args: Any, **kwargs: Any) -> Any:
         try:
             return compute(*args, **kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:  # the user's own code may raise anything
+            if ran_out_of_memory(error):
+                raise
             say(f"{type(error).__name__}: {first_line(error)}")
             return {}
 
@@ -143,6 +146,35 @@ def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> I
         yield
     finally:
         trainer.compute_metrics = compute
+
+
+@contextlib.contextmanager
+def errors_after_the_loop(trainer: Trainer, say: Callable[[str], None]) -> Iterator[None]:
+    """As `metrics_that_do_not_raise`, for an `evaluate` of the user's own that goes on with the results: they are of a few rows only."""
+    ended, loop = False, trainer.evaluation_loop
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal ended
+        ended = False
+        found = loop(*args, **kwargs)
+        ended = True
+        return found
+
+    trainer.evaluation_loop = noted  # type: ignore[method-assign]
+    try:
+        yield
+    except Exception as error:
+        if not ended or ran_out_of_memory(error):
+            raise
+        say(f"{type(error).__name__}: {first_line(error)}")
+    finally:
+        trainer.evaluation_loop = loop  # type: ignore[method-assign]
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says, by its type or its wording, that memory ran out, or may have."""
+    evidence = Evidence(device_kind="cuda" if torch.cuda.is_initialized() else "cpu", limit_set=True)
+    return classify_exception(describe_exception(error), evidence).reason in (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY)
 
 
 @contextlib.contextmanager

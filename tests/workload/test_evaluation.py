@@ -160,12 +160,44 @@ def test_metrics_that_raise_are_said_and_memory_errors_are_not_swallowed(tmp_pat
     def fails(prediction: Any) -> dict[str, float]:
         raise ZeroDivisionError("no positives")
 
-    def exhausts(prediction: Any) -> dict[str, float]:
-        raise MemoryError
-
     found = evaluate(trainer(tmp_path, eval_dataset=ROWS, compute_metrics=fails))
     assert found["metric_error"] == "ZeroDivisionError: no positives"
-    made = trainer(tmp_path, eval_dataset=ROWS, compute_metrics=exhausts)
-    with pytest.raises(MemoryError):
-        evaluate(made)
-    assert made.compute_metrics is exhausts
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 20 bytes")):
+
+        def exhausts(prediction: Any, error: Exception = error) -> dict[str, float]:
+            raise error
+
+        for cls in (Trainer, Matches):
+            made = trainer(tmp_path, eval_dataset=ROWS, trainer_cls=cls, compute_metrics=exhausts)
+            with pytest.raises(type(error)):
+                evaluate(made)
+            assert made.compute_metrics is exhausts
+
+
+class Matches(Trainer):
+    """As the examples' Trainer for question answering: its `evaluate` matches the predictions with the examples of the whole set."""
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        compute, self.compute_metrics = self.compute_metrics, None
+        try:
+            output = self.evaluation_loop(self.get_eval_dataloader(eval_dataset), "Evaluation", prediction_loss_only=False)
+        finally:
+            self.compute_metrics = compute
+        if compute is None:
+            raise ValueError(f"{len(output.predictions)} predictions and {len(self.eval_dataset)} examples")  # type: ignore[arg-type]
+        return dict(compute(output))
+
+
+class Breaks(Trainer):
+    """Fails while it evaluates."""
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("a bug")
+
+
+def test_what_a_trainer_makes_of_a_few_results_is_said_and_what_it_raises_before_is_raised(tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset=ROWS * 4, trainer_cls=Matches))
+    assert found["metric_error"] == "ValueError: 6 predictions and 24 examples"
+    assert found["gathered_bytes_per_row"] == LOSS + 4 * 4 + 8
+    with pytest.raises(ValueError, match="a bug"):
+        evaluate(trainer(tmp_path, eval_dataset=ROWS, trainer_cls=Breaks))
