@@ -57,7 +57,8 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     given = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     sets = given if isinstance(given, Mapping) else {"": given}
     batch = args.eval_batch_size
-    picked = {name: longest_rows(data, batch * BATCHES, name=name) for name, data in sets.items()}
+    stands_in = trainer.eval_dataset is None  # for a set that may have any number of rows
+    picked = {name: longest_rows(data, batch * BATCHES, name=name, repeats=stands_in) for name, data in sets.items()}
     heap = Heap()
     problems: list[str] = []
     quiet = metrics_that_do_not_raise(trainer, problems.append)
@@ -215,21 +216,22 @@ def as_in_training(trainer: Trainer) -> Iterator[None]:
         trainer.is_in_train = kept
 
 
-def longest_rows(data: Any, wanted: int, *, name: str = "") -> tuple[Any, int | None]:
+def longest_rows(data: Any, wanted: int, *, name: str = "", repeats: bool = False) -> tuple[Any, int | None]:
     """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown). A stream gives its first rows.
 
     Args:
         data: one evaluation set.
         wanted: rows.
         name: of the set, where there are several.
+        repeats: whether rows come again where there are fewer than are wanted; a stream ends all the same.
 
     Raises:
         UserError: the dataset is empty, or raises when a row is read.
     """
     if not is_map_style(data):
         return Head(data, wanted), None
-    lengths, wanted = lengths_of(data, what=f"evaluation {name}".strip()), min(wanted, len(data))
-    order = range(wanted) if lengths is None else lengths.longest_batch(wanted)
+    lengths, wanted = lengths_of(data, what=f"evaluation {name}".strip()), wanted if repeats else min(wanted, len(data))
+    order = [i % len(data) for i in range(wanted)] if lengths is None else lengths.longest_batch(wanted)
     longest = None if lengths is None else int(lengths.inputs.max())
     return _picked(data, order), longest
 

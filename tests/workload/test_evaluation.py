@@ -75,6 +75,7 @@ def test_data_has_a_short_label() -> None:
 
 def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:
     options = {"per_device_eval_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    options |= {k: more.pop(k) for k in list(more) if k in options}
     arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_", "bf16_"))}
     model = BertForSequenceClassification(MODEL)
     made = trainer_cls(
@@ -148,6 +149,14 @@ def test_weights_stay_as_they_are_between_two_steps_of_a_training(tmp_path: Path
     assert made.model is not None
     assert {p.dtype for p in made.model.parameters()} == {torch.float32}
     assert not made.is_in_train
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, lambda: datasets.Dataset.from_list(ROWS)], ids=["list", "table"])
+def test_training_data_that_stands_in_for_an_evaluation_set_fills_every_batch(make: Any, tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset=None, train_dataset=make(), per_device_eval_batch_size=8))
+    assert (found["batch"], found["batches"], found["rows"]) == (8, 3, 6)
+    own = evaluate(trainer(tmp_path, eval_dataset=make(), per_device_eval_batch_size=8))
+    assert own["batches"] == 1, "of six rows, as in the real evaluation"
 
 
 def test_every_set_is_evaluated_and_the_largest_counts(tmp_path: Path) -> None:
