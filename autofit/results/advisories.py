@@ -46,7 +46,7 @@ def of_device(device: Device) -> list[Warning]:
 def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
     """What weakens the answer itself."""
     own = [r for r in records if r.config == best.config and r.measurement is not None]
-    tuned = any(r.role is Role.LOADER for r in records)
+    tuned = any(r.role is Role.LOADER and not r.interrupted for r in records)
     found = [*_noise(own), *_input_bound(own, tuned=tuned), *_few_rows(best, own)]
     if interrupted:
         found.append(
