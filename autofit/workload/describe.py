@@ -22,7 +22,7 @@ from autofit.problem.spec import Workload
 from autofit.processes.channel import Channel
 from autofit.workload import models
 from autofit.workload.data.facts import describe_data
-from autofit.workload.evaluation import data_label
+from autofit.workload.evaluation import evaluation_label
 from autofit.workload.scripts.facts import describe_script
 from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import makes_own_optimizer
@@ -121,7 +121,7 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     if objects is not None and makes_own_optimizer(resolved):
         facts |= {"own_optimizer": True, "warnings": [*facts["warnings"], OWN_OPTIMIZER]}
     if objects is not None and objects.extra.get("eval_dataset") is not None:
-        facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])
+        facts["evaluation_data"] = evaluation_label(objects.extra["eval_dataset"], objects.extra.get("arguments") or {})
     if (objects is None or objects.train_dataset is None) and (resolved.task is None or resolved.config is None):
         raise UserError(
             f"there is no data for {resolved.name!r}: autofit knows no task of it", hint="pass train_dataset=... (and data_collator=...)"

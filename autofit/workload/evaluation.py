@@ -22,11 +22,13 @@ from autofit.processes.exception_report import describe_exception
 from autofit.processes.failure import Evidence, classify_exception
 from autofit.trials.trial import Reason
 from autofit.workload.data.scan import is_map_style, lengths_of
+from autofit.workload.digests import digest_of
 from autofit.workload.loader import batch_size_of
 from autofit.workload.sources import first_line
 
 BATCHES = 3  #: tried: one alone, one beside what another left behind, and one more
 CONTAINER = "EvalLoopContainer"
+SETTINGS = ("eval_accumulation_steps", "eval_do_concat_batches")  #: no part of what makes a training another one
 
 
 class Head(IterableDataset[Any]):
@@ -259,6 +261,27 @@ def data_label(data: Any) -> str:
         return ", ".join(f"{name}: {data_label(one)}" for name, one in data.items())
     rows = count(data)
     return f"{type(data).__name__} of {'unknown length' if rows is None else f'{rows} rows'}"
+
+
+def evaluation_label(data: Any, settings: Mapping[str, Any]) -> str:
+    """`data_label` with a digest of what else decides about the memory of an evaluation: another one is not answered from its record.
+
+    Args:
+        data: the evaluation dataset, or a mapping of several.
+        settings: of the user's TrainingArguments.
+    """
+    sets = data if isinstance(data, Mapping) else {"": data}
+    told = [[str(name), _lengths_digest(one, str(name))] for name, one in sets.items()]
+    return f"{data_label(data)}, {digest_of([told, [settings.get(name) for name in SETTINGS]])}"
+
+
+def _lengths_digest(data: Any, name: str) -> str | None:
+    """Of the lengths of all rows; None where they are not all known, and for rows that cannot be read, which the evaluation will say."""
+    try:
+        lengths = lengths_of(data, what=f"evaluation {name}".strip())
+    except UserError:
+        return None
+    return digest_of([lengths.inputs.tolist(), lengths.targets.tolist()]) if lengths is not None and lengths.complete else None
 
 
 def count(data: Any) -> int | None:

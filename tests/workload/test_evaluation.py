@@ -12,7 +12,14 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autofit.processes.protocol import SCRATCH
-from autofit.workload.evaluation import data_label, evaluate, first_rows, longest_rows, nested_bytes
+from autofit.workload.evaluation import (
+    data_label,
+    evaluate,
+    evaluation_label,
+    first_rows,
+    longest_rows,
+    nested_bytes,
+)
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -71,6 +78,24 @@ def test_data_has_a_short_label() -> None:
     assert data_label(ROWS) == "list of 6 rows"
     assert data_label(Stream()) == "Stream of unknown length"
     assert data_label({"a": ROWS[:1], "b": Stream()}) == "a: list of 1 rows, b: Stream of unknown length"
+
+
+def test_an_evaluation_of_longer_rows_or_with_other_settings_is_another() -> None:
+    def longer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "input_ids": [1] * 50} for row in rows]
+
+    labels = [
+        evaluation_label(ROWS, {}),
+        evaluation_label(longer(ROWS), {}),
+        evaluation_label(ROWS, {"eval_accumulation_steps": 1}),
+        evaluation_label({"a": ROWS, "b": ROWS}, {}),
+        evaluation_label({"a": ROWS, "b": longer(ROWS)}, {}),
+    ]
+    assert len(set(labels)) == len(labels)
+    assert labels[0].startswith("list of 6 rows, ")
+    assert evaluation_label(datasets.Dataset.from_list(ROWS), {}) == evaluation_label(datasets.Dataset.from_list(ROWS), {"seed": 1})
+    assert evaluation_label(Stream(), {}).startswith("Stream of unknown length, ")
+    assert evaluation_label([], {}).startswith("list of 0 rows, ")
 
 
 def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:
