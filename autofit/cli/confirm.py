@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 )
 @click.option("--timeout", type=Duration(), metavar="1h", help="Longest time for the run.")
 def command(result: str, steps: int, timeout: float | None) -> None:
-    """Run the winner of RESULT (best.json) for N optimizer steps at full accumulation and longest length.
+    """Run the winner of RESULT (best.json) for N optimizer steps at full accumulation, the longest batches first.
 
     Exit code 0: it survived; 3: it ran out of memory; 1: it failed for another reason.
     """
