@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,23 @@ def test_a_dataset_that_workers_cannot_read_is_a_warning() -> None:
     result = tune(training.Straight(), **ONE, train_dataset=AloneRows())
     assert "dataloader_num_workers" not in result.arguments
     assert "a connection cannot be shared" in message(result, "loader_failed")
+    assert result.confirmed
+
+
+class SlowStream(torch.utils.data.IterableDataset[Any]):
+    """Every process reads all of it."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for number in range(4096):
+            time.sleep(0.005)
+            yield {"x": torch.full((16,), float(number)), "labels": torch.tensor(0.0)}
+
+
+@pytest.mark.slow
+def test_a_slow_stream_that_is_not_shared_out_gets_no_workers() -> None:
+    result = tune(training.Straight(), **ONE, train_dataset=SlowStream())
+    assert "dataloader_num_workers" not in result.arguments
+    assert "each of 2 processes reads the same rows of the stream" in message(result, "loader_failed")
     assert result.confirmed
 
 

@@ -142,7 +142,7 @@ space_options = options(
         metavar="a,b",
         help="Widen the space: attn, compile, liger, every_n_layers, offload, pure_bf16.",
     ),
-    click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial."),
+    click.option("--trial-timeout", type=Duration(), metavar="2m", help="Longest time for one trial; the confirmation has as long as its steps need."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of data, model and sampler."),
 )
 budget_options = options(

@@ -35,10 +35,12 @@ def loader_line(result: TuneResult) -> str | None:
     lost = lost_settings(winner, result.trials)
     if lost is not None:
         return f"Loader: {waited}; with {_listed(lost.settings)} it was {format_factor(lost.factor)} as fast, but {lost.cause}."
-    names = ", ".join(_said(r) for r in tried if r.outcome is Outcome.COMPLETED)
-    if not names:
-        return f"Loader: {waited}; no setting that may help could be measured ({', '.join(_said(r) for r in tried)})."
-    return f"Loader: {waited}; none of the settings measured was faster beyond the noise ({names})."
+    measured = [_said(r) for r in tried if r.outcome is Outcome.COMPLETED]
+    failed = [_said(r) for r in tried if r.failure is not None and not r.interrupted]
+    slow = [f"none of the settings measured was faster beyond the noise ({', '.join(measured)})"] if measured else []
+    broken = [f"{', '.join(failed)} did not work (see the warnings)"] if failed else []
+    unknown = [f"no setting that may help could be measured ({', '.join(_said(r) for r in tried)})"]
+    return f"Loader: {'; '.join([waited, *((slow + broken) or unknown)])}."
 
 
 def evaluation_line(evaluation: Evaluation | None) -> str | None:

@@ -12,7 +12,7 @@ from autofit.results.loader import without_settings
 from autofit.results.result import Estimate, TuneResult, Warning
 from autofit.results.wording import BASELINE_NAMES, format_factor, format_percent, format_speed, says
 from autofit.trials.estimates import counted_of
-from autofit.trials.trial import LOADER_KNOBS, OUTSIDE, SEARCH_ROLES, Outcome, Reason, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, SEARCH_ROLES, Outcome, Reason, Role, TrialRecord
 from autofit.units import format_bytes
 
 NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
@@ -50,7 +50,8 @@ def of_device(device: Device) -> list[Warning]:
 def of_winner(best: Estimate, records: Sequence[TrialRecord], *, confirmed: bool, interrupted: bool) -> list[Warning]:
     """What weakens the answer itself."""
     own = [r for r in records if r.config == best.config and r.measurement is not None]
-    found = [*_noise(own), *_input_bound(own), *_few_rows(best, own)]
+    tuned = any(r.role is Role.LOADER and not r.interrupted for r in records)
+    found = [*_noise(own), *_input_bound(own, tuned=tuned), *_few_rows(best, own)]
     if interrupted:
         found.append(
             Warning(code="interrupted", message="the search was interrupted: this is the best so far", next_step="the same command with --study goes on")
@@ -166,11 +167,10 @@ def _spread(values: Sequence[float]) -> float:
     return statistics.median(abs(v - middle) for v in values) / middle if middle > 0 else 0.0
 
 
-def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
+def _input_bound(own: Sequence[TrialRecord], *, tuned: bool) -> list[Warning]:
     shares = [m.t_fetch / (m.t_micro + m.t_fetch) for r in own if (m := r.measurement) is not None and m.t_micro + m.t_fetch > 0]
     if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
         return []
-    tuned = any(name in LOADER_KNOBS for r in own for name, _ in r.config.extra)
     return [
         Warning(
             code="input_bound",

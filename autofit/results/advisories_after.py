@@ -9,22 +9,22 @@ from autofit.results.evaluation import Evaluation, batch_of
 from autofit.results.loader import kept_settings, lost_settings
 from autofit.results.result import Warning
 from autofit.results.wording import format_factor
-from autofit.trials.trial import EVAL_BATCH, Role, TrialRecord
+from autofit.trials.trial import EVAL_BATCH, Failure, Role, TrialRecord
 
 
 def of_loader(winner: TrialConfig, records: Sequence[TrialRecord]) -> list[Warning]:
     """Settings of the loader that came late, or that could not be tried, each with its cause."""
-    found: dict[str, str] = {}
+    found: dict[str, Failure] = {}
     for record in records:
         if record.role is Role.LOADER and record.failure is not None and not record.interrupted:
-            found.setdefault(_settings(record.config), record.failure.message)
+            found.setdefault(_settings(record.config), record.failure)
     failed = [
         Warning(
             code="loader_failed",
-            message=f"the data loader did not work with {settings}: {cause}",
-            next_step="the answer does without; a dataset must work in a process that was forked from the training",
+            message=f"the data loader did not work with {settings}: {failure.message}",
+            next_step=f"the answer does without; {failure.hint or 'a dataset must work in a process that was forked from the training'}",
         )
-        for settings, cause in found.items()
+        for settings, failure in found.items()
     ]
     return [*_late(winner), *_lost(winner, records), *failed]
 

@@ -25,6 +25,7 @@ from autofit.trials.soundness import departure, relative_departure
 from autofit.trials.trial import Failure, Outcome, TrialRecord
 
 SPLIT_TOLERANCE = 1e-3
+SUM_TOLERANCE = 1e-2  #: of a ratio of gradients that is one over the number of micro-batches
 LARGEST_BATCH = 8
 STEPS = 3
 KEPT_EXTRAS = ("attn_implementation",)  #: of the winner: what changes rounding, and costs no compilation
@@ -121,8 +122,7 @@ def forms_for(winner: TrialConfig, batch: int, *, split: bool, precision: bool) 
     )
     forms = [Form(name="whole", config=whole, steps=STEPS if precision else 1)]
     if split:
-        part = max(1, batch // 4)
-        parts = whole.but(per_device_train_batch_size=part, gradient_accumulation_steps=batch // part)
+        parts = whole.but(per_device_train_batch_size=batch // _micro_batches(batch), gradient_accumulation_steps=_micro_batches(batch))
         forms += [Form(name="again", config=whole, random_state=1), Form(name="parts", config=parts)]
     if precision:
         extra = tuple(pair for pair in winner.extra if pair[0] in KEPT_EXTRAS)
@@ -144,7 +144,7 @@ def summary(winner: TrialConfig, batch: int, answer: Mapping[str, Any]) -> dict[
     found: dict[str, Any] = {"batch": batch, **dict(answer.get("facts") or {})}
     if whole is not None and again is not None and parts is not None:
         found |= {
-            "micro_batches": len(parts.items) or None,
+            "micro_batches": _micro_batches(batch),
             "split_loss_difference": _relative(parts.losses, whole.losses),
             "split_gradient_difference": _relative(parts.gradient_norms, whole.gradient_norms),
             "chance_loss_difference": _relative(again.losses, whole.losses),
@@ -210,11 +210,22 @@ def _cause(found: Mapping[str, Any]) -> tuple[str, str]:
     if found.get("accepts_loss_kwargs") and scaled:
         cause = f"{model} takes loss keywords but ignores num_items_in_batch, so that gradients grow with the accumulation ({ratio:.2f} times as large)"
         return cause, f"set accepts_loss_kwargs = False on {model}, or divide its summed loss by num_items_in_batch (Adam forgives the factor, gradient clipping and logged losses do not)"
+    if found.get("router_loss"):
+        how = "undivided: it weighs more the more micro-batches there are" if found.get("accepts_loss_kwargs") else "of that micro-batch's samples alone"
+        return f"{model} adds its router's auxiliary loss to each micro-batch, {how}", "keep the split that you validated, or set output_router_logits=False in the config if you do not want that loss"
+    if ratio is not None and abs(ratio * found["micro_batches"] - 1) < SUM_TOLERANCE:
+        who = f"{trainer}.{own}" if own is not None else model
+        return f"the loss of {who} is a sum over its micro-batch, which Trainer divides by the accumulation (gradients are {ratio:.2f} times as large)", "divide the loss by the rows of the micro-batch"
     if found.get("uneven"):
         who = f"{trainer}.{own}" if own is not None else model
         return f"the loss of {who} is a mean over each micro-batch, and micro-batches with fewer labels weigh as much as others", "use num_items_in_batch in the loss, or keep the per-device batch that you validated"
     who = f"{trainer}.{own}" if own is not None else model
     return f"the loss of {who} depends on which samples share a micro-batch", "keep the per-device batch that you validated"
+
+
+def _micro_batches(batch: int) -> int:
+    """Into how many an effective batch of 8, 4 or 2 is cut."""
+    return batch // max(1, batch // 4)
 
 
 def _batch_norm(found: Mapping[str, Any]) -> str:

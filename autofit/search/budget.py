@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autofit.problem.terms import Terms
+from autofit.processes.process import DEFAULT_TRIAL_TIMEOUT_SECONDS
 from autofit.trials.trial import Outcome, Role, TrialRecord
 from autofit.units import format_seconds
 
@@ -62,9 +63,15 @@ class Budget:
         timeout = self._terms.timeout_seconds
         return timeout is not None and self.elapsed_seconds >= share * timeout
 
-    def trial_timeout_seconds(self) -> float | None:
-        """The longest that a trial which begins now may take; None = no bound."""
+    def trial_timeout_seconds(self, *, needed: float = 0.0) -> float | None:
+        """The longest that a trial which begins now may take; None = the runner's own bound.
+
+        Args:
+            needed: seconds that it is known to take: no bound of a single trial cuts it off before, the end of the time budget does.
+        """
         bounds = [self._terms.trial_timeout_seconds]
+        if needed > (bounds[0] or DEFAULT_TRIAL_TIMEOUT_SECONDS):
+            bounds = [needed]
         if self._terms.timeout_seconds is not None:
             bounds.append(max(1.0, self._terms.timeout_seconds - self.elapsed_seconds))
         known = [bound for bound in bounds if bound is not None]

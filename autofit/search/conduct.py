@@ -15,6 +15,7 @@ from autofit.trials.observer import Observer
 from autofit.trials.runner import Runner, TrialRequest
 from autofit.trials.trial import Failure, Outcome, Reason, Role, TrialRecord, given_up
 
+STEPS_AT_FULL_LENGTH = 10  #: for which there must be time: two or three that may be longer than others, and more while memory comes to rest
 FAILURES_ALIKE = 3  #: trials that fail in the same way, with none that completed, before the search gives up
 
 
@@ -104,7 +105,7 @@ class Conductor:
             TrialRequest(
                 config=config,
                 memory_limit_bytes=self._terms.memory_limit_bytes,
-                timeout_seconds=self._budget.trial_timeout_seconds(),
+                timeout_seconds=self._budget.trial_timeout_seconds(needed=self._needed_seconds(config) if request.get("full_length") else 0.0),
                 seed=self._terms.seed,
                 **request,
             )
@@ -121,6 +122,12 @@ class Conductor:
             predicted_bytes=self._predicted_bytes(config),
             why=why,
         )
+
+    def _needed_seconds(self, config: TrialConfig) -> float:
+        """What a run at full accumulation may take, by the slowest that was seen of it: a bound for trials knows nothing of the accumulation."""
+        speeds = [r.samples_per_second for r in self._study.records if r.config == config]
+        known = [speed for speed in speeds if speed]
+        return STEPS_AT_FULL_LENGTH * config.effective_batch() / min(known) if known else 0.0
 
     def _look_at(self, record: TrialRecord) -> None:
         """End the search where a trial was ended from outside, or where all fail."""

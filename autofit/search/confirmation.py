@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from autofit.errors import UserError
 from autofit.problem.script_command import HIDDEN
@@ -12,6 +13,7 @@ from autofit.trials.runner import TrialRequest, TrialResult
 from autofit.units import format_seconds
 
 MAX_SECONDS = 7 * 86400.0
+TRAINED_WITH = ("torch", "transformers", "accelerate", "peft", "trl", "bitsandbytes")
 
 
 def confirm(
@@ -20,7 +22,7 @@ def confirm(
     """Run the winner for `steps` optimizer steps under the search's memory limit.
 
     Args:
-        result: from a search on a real device by model name (live objects do not travel in a file).
+        result: from a search on a real device by names alone (live objects, data and Trainers among them, do not travel in a file).
         steps: optimizer steps, at least 2.
         timeout_seconds: None = a week.
         say: told what differs from the conditions of the search, and how long the run may take.
@@ -30,7 +32,7 @@ def confirm(
     """
     if any(warning.code == "replayed" for warning in result.warnings):
         raise UserError("the result comes from a replayed landscape: there is nothing to run", hint="search on a device first")
-    if result.model.get("source") == "object":
+    if result.model.get("source") == "object" or result.model.get("live"):
         raise UserError(
             "the result is about live Python objects, which a file cannot hold", hint="call autofit.tune again, or train with it"
         )
@@ -43,9 +45,11 @@ def confirm(
         runner.context_bytes = facts["device"]["context_bytes"]
         if facts["device"]["name"] != result.device.name:
             say(f"note: searched on {result.device.name}, confirming on {facts['device']['name']}")
-        for name in ("torch", "transformers"):
+        for name in TRAINED_WITH:
             if facts["software"].get(name) != result.software.get(name):
                 say(f"note: searched with {name} {result.software.get(name)}, confirming with {facts['software'].get(name)}")
+        for text in changed(result.model, facts.get("model") or {}):
+            say(f"note: {text}")
         best = result.best
         seconds = steps * best.config.effective_batch() / best.samples_per_second
         say(f"running {steps} optimizer steps of {best.config.label()}: about {format_seconds(seconds)} at the speed of the search")
@@ -59,3 +63,29 @@ def confirm(
                 seed=result.spec.seed,
             )
         )
+
+
+def changed(searched: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """What is another model, script or data than the search had, in words.
+
+    Args:
+        searched: what a child said of the model in the search.
+        found: what one says now.
+    """
+    if _differ(searched, found):
+        yield "the model has another configuration than in the search"
+    if _differ(searched.get("script"), found.get("script")):
+        yield "the script has changed since the search"
+    if _differ(searched.get("data"), found.get("data")):
+        then, now = _extent(searched["data"]), _extent(found["data"])
+        yield f"the data has changed since the search: {now}" + (f" instead of {then}" if then != now else "")
+
+
+def _differ(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+    digests = [(facts or {}).get("digest") for facts in (one, other)]
+    return None not in digests and digests[0] != digests[1]
+
+
+def _extent(data: Mapping[str, Any]) -> str:
+    lengths = data.get("lengths") or {}
+    return f"{lengths.get('rows')} rows of up to {lengths.get('longest')} {lengths.get('unit')}"

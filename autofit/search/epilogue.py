@@ -11,6 +11,7 @@ from autofit.problem.config import TrialConfig
 from autofit.problem.spec import SearchSpec
 from autofit.problem.terms import Finding
 from autofit.results import evaluation, loader
+from autofit.results.advisories import failed_confirmations
 from autofit.results.evaluation import Evaluation
 from autofit.results.result import Warning
 from autofit.search.budget import OutOfBudget
@@ -112,7 +113,7 @@ def play(
         observer: told when evaluation is left out.
     """
     if finding.interrupted or not finding.confirmed or scene.replayed:
-        return Epilogue(finding=finding, warnings=_untried(finding, scene, spec))
+        return Epilogue(finding=finding, warnings=_untried(finding, scene, spec, study))
     encore = _Encore(search=search, study=study, scene=scene, spec=spec, limit_bytes=limit_bytes)
     asked, data = asked_batch(spec, scene.facts)
     warnings: tuple[Warning, ...] = ()
@@ -131,12 +132,13 @@ def play(
     return Epilogue(finding=replace(finding, seconds=finding.seconds + spent), evaluation=encore.evaluation, warnings=warnings)
 
 
-def _untried(finding: Finding, scene: Scene, spec: SearchSpec) -> tuple[Warning, ...]:
+def _untried(finding: Finding, scene: Scene, spec: SearchSpec, study: TrialStudy) -> tuple[Warning, ...]:
     """That an evaluation was asked for and not tried, as a warning."""
     if scene.replayed or asked_batch(spec, scene.facts)[0] is None:
         return ()
-    why = "the search was interrupted" if finding.interrupted else "the winner was not confirmed"
-    return (Warning(code="cut_short", message=f"evaluation was not tried: {why}", next_step="let the search end, with more --timeout"),)
+    why, step = "the search was interrupted" if finding.interrupted else "the winner was not confirmed", "let the search end, with more --timeout"
+    failed = failed_confirmations(finding.winner, study.records)
+    return (Warning(code="cut_short", message=f"evaluation was not tried: {why}", next_step=None if failed else step),)
 
 
 def asked_batch(spec: SearchSpec, facts: Mapping[str, Any]) -> tuple[int | None, str]:

@@ -27,6 +27,7 @@ from autofit.trials.measurement import Measurement
 from autofit.trials.trial import Failure, Outcome, Reason, TrialRecord
 
 MAX_SKIPPED_STEPS = 16
+STEPS_OF_GROWTH = 2000  #: `growth_interval` of torch's GradScaler
 UNIT_ROUNDOFF: Mapping[Precision, float] = {
     Precision.FP32: 2.0**-24,
     Precision.TF32: 2.0**-11,
@@ -116,7 +117,7 @@ def _skipping(measurement: Measurement) -> Failure | None:
     if skipped >= steps:
         message = f"all {steps} optimizer steps were skipped: gradients overflow in fp16"
         return Failure(reason=Reason.ALL_STEPS_SKIPPED, message=message)
-    if skipped > MAX_SKIPPED_STEPS:
+    if skipped > MAX_SKIPPED_STEPS + steps // STEPS_OF_GROWTH:
         message = (
             f"{skipped} of {steps} optimizer steps were skipped: {MAX_SKIPPED_STEPS} bring the loss scale from 65536 to 1, "
             "so that gradients overflow in fp16 without any scaling"

@@ -183,6 +183,7 @@ def trainer_facts(trainer: Trainer, model: nn.Module) -> dict[str, Any]:
         "loss_is_scaled_for_ga": getattr(trainer, "loss_is_scaled_for_ga", None),
         "own_compute_loss": cls.compute_loss is not Trainer.compute_loss,
         "own_training_step": cls.training_step is not Trainer.training_step,
+        "router_loss": bool(getattr(getattr(inner, "config", None), "output_router_logits", False)),
         "compute_loss_func": getattr(trainer, "compute_loss_func", None) is not None,
         "batch_norms": [name for name, _ in norms],
         "sync_batch_norms": [name for name, m in norms if isinstance(m, nn.SyncBatchNorm)],

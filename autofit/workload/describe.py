@@ -23,7 +23,7 @@ from autofit.problem.spec import Workload
 from autofit.processes.channel import Channel
 from autofit.workload import models
 from autofit.workload.data.facts import describe_data
-from autofit.workload.evaluation import data_label
+from autofit.workload.evaluation import evaluation_label
 from autofit.workload.scripts.facts import describe_script
 from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import makes_own_optimizer
@@ -126,10 +126,12 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     facts |= describe_data(resolved)
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
     facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
+    if objects is not None and (objects.train_dataset is not None or "training" in facts):
+        facts["live"] = True  # a name alone does not make this training again
     if objects is not None and makes_own_optimizer(resolved):
         facts |= {"own_optimizer": True, "warnings": [*facts["warnings"], OWN_OPTIMIZER]}
     if objects is not None and objects.extra.get("eval_dataset") is not None:
-        facts["evaluation_data"] = data_label(objects.extra["eval_dataset"])
+        facts["evaluation_data"] = evaluation_label(objects.extra["eval_dataset"], objects.extra.get("arguments") or {})
     if (objects is None or objects.train_dataset is None) and (resolved.task is None or resolved.config is None):
         raise UserError(
             f"there is no data for {resolved.name!r}: autofit knows no task of it", hint="pass train_dataset=... (and data_collator=...)"

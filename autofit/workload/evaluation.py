@@ -1,4 +1,4 @@
-"""The evaluation of a trial: the real `Trainer.evaluate()` on the longest rows, for a few batches, while the optimizer's state is resident.
+"""The evaluation of a trial: the real `Trainer.evaluate()` on the longest rows, for a few batches, as between two steps of a training.
 
 What it gathers is counted where it piles up, in the containers of `evaluation_loop`, so that `prediction_loss_only`, `preprocess_logits_for_metrics`,
 `include_for_metrics` and `batch_eval_metrics` need no rules of ours. Not covered: `predict` and generation beyond what `evaluate()` itself does.
@@ -18,12 +18,17 @@ from transformers import Trainer
 from transformers import trainer as trainer_module
 
 from autofit.errors import UserError
+from autofit.processes.exception_report import describe_exception
+from autofit.processes.failure import Evidence, classify_exception
+from autofit.trials.trial import Reason
 from autofit.workload.data.scan import is_map_style, lengths_of
+from autofit.workload.digests import digest_of
 from autofit.workload.loader import batch_size_of
 from autofit.workload.sources import first_line
 
 BATCHES = 3  #: tried: one alone, one beside what another left behind, and one more
 CONTAINER = "EvalLoopContainer"
+SETTINGS = ("eval_accumulation_steps", "eval_do_concat_batches")  #: no part of what makes a training another one
 
 
 class Head(IterableDataset[Any]):
@@ -45,7 +50,7 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     Returns:
         `batch`, `batches`, `rows` (of the largest whole evaluation set; None for a stream), `longest`, `gathered_bytes_per_row`,
         `loss_only` (nothing but the loss is kept), `concatenates`, `accumulation_steps` (as the user has it), `metric_error` (of
-        `compute_metrics`, on these rows), `seconds`.
+        `compute_metrics`, or of an `evaluate` of the user's own after its loop, on these rows), `seconds`.
 
     Raises:
         UserError: the Trainer's own loader gives batches of another size.
@@ -54,14 +59,15 @@ def evaluate(trainer: Trainer) -> dict[str, Any]:
     given = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     sets = given if isinstance(given, Mapping) else {"": given}
     batch = args.eval_batch_size
-    picked = {name: longest_rows(data, batch * BATCHES, name=name) for name, data in sets.items()}
+    stands_in = trainer.eval_dataset is None  # for a set that may have any number of rows
+    picked = {name: longest_rows(data, batch * BATCHES, name=name, repeats=stands_in) for name, data in sets.items()}
     heap = Heap()
     problems: list[str] = []
     quiet = metrics_that_do_not_raise(trainer, problems.append)
     begin = time.perf_counter()
-    with quiet, a_loader_for_each_set(trainer):
+    with quiet, a_loader_for_each_set(trainer), as_in_training(trainer):
         for data, _ in picked.values():
-            with heap.watched(min(batch, count(data) or batch)):
+            with heap.watched(min(batch, count(data) or batch)), errors_after_the_loop(trainer, problems.append):
                 trainer.evaluate(eval_dataset=data)
     return {
         "batch": batch,
@@ -132,9 +138,9 @@ def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> I
     def careful(*args: Any, **kwargs: Any) -> Any:
         try:
             return compute(*args, **kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
         except Exception as error:  # the user's own code may raise anything
+            if ran_out_of_memory(error):
+                raise
             say(f"{type(error).__name__}: {first_line(error)}")
             return {}
 
@@ -143,6 +149,35 @@ def metrics_that_do_not_raise(trainer: Trainer, say: Callable[[str], None]) -> I
         yield
     finally:
         trainer.compute_metrics = compute
+
+
+@contextlib.contextmanager
+def errors_after_the_loop(trainer: Trainer, say: Callable[[str], None]) -> Iterator[None]:
+    """As `metrics_that_do_not_raise`, for an `evaluate` of the user's own that goes on with the results: they are of a few rows only."""
+    ended, loop = False, trainer.evaluation_loop
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal ended
+        ended = False
+        found = loop(*args, **kwargs)
+        ended = True
+        return found
+
+    trainer.evaluation_loop = noted  # type: ignore[method-assign]
+    try:
+        yield
+    except Exception as error:
+        if not ended or ran_out_of_memory(error):
+            raise
+        say(f"{type(error).__name__}: {first_line(error)}")
+    finally:
+        trainer.evaluation_loop = loop  # type: ignore[method-assign]
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says, by its type or its wording, that memory ran out, or may have."""
+    evidence = Evidence(device_kind="cuda" if torch.cuda.is_initialized() else "cpu", limit_set=True)
+    return classify_exception(describe_exception(error), evidence).reason in (Reason.OUT_OF_MEMORY, Reason.SUSPECTED_OUT_OF_MEMORY)
 
 
 @contextlib.contextmanager
@@ -173,21 +208,32 @@ def a_loader_for_each_set(trainer: Trainer) -> Iterator[None]:
         trainer.get_eval_dataloader = make  # type: ignore[method-assign]
 
 
-def longest_rows(data: Any, wanted: int, *, name: str = "") -> tuple[Any, int | None]:
+@contextlib.contextmanager
+def as_in_training(trainer: Trainer) -> Iterator[None]:
+    """Let the Trainer evaluate as it does between two steps, where `fp16_full_eval` and `bf16_full_eval` leave the weights as they are: that needs more."""
+    kept, trainer.is_in_train = trainer.is_in_train, True
+    try:
+        yield
+    finally:
+        trainer.is_in_train = kept
+
+
+def longest_rows(data: Any, wanted: int, *, name: str = "", repeats: bool = False) -> tuple[Any, int | None]:
     """The `wanted` longest rows of a dataset, longest first, and the length of the longest (None: unknown). A stream gives its first rows.
 
     Args:
         data: one evaluation set.
         wanted: rows.
         name: of the set, where there are several.
+        repeats: whether rows come again where there are fewer than are wanted; a stream ends all the same.
 
     Raises:
         UserError: the dataset is empty, or raises when a row is read.
     """
     if not is_map_style(data):
         return Head(data, wanted), None
-    lengths, wanted = lengths_of(data, what=f"evaluation {name}".strip()), min(wanted, len(data))
-    order = range(wanted) if lengths is None else lengths.longest_batch(wanted)
+    lengths, wanted = lengths_of(data, what=f"evaluation {name}".strip()), wanted if repeats else min(wanted, len(data))
+    order = [i % len(data) for i in range(wanted)] if lengths is None else lengths.longest_batch(wanted)
     longest = None if lengths is None else int(lengths.inputs.max())
     return _picked(data, order), longest
 
@@ -215,6 +261,27 @@ def data_label(data: Any) -> str:
         return ", ".join(f"{name}: {data_label(one)}" for name, one in data.items())
     rows = count(data)
     return f"{type(data).__name__} of {'unknown length' if rows is None else f'{rows} rows'}"
+
+
+def evaluation_label(data: Any, settings: Mapping[str, Any]) -> str:
+    """`data_label` with a digest of what else decides about the memory of an evaluation: another one is not answered from its record.
+
+    Args:
+        data: the evaluation dataset, or a mapping of several.
+        settings: of the user's TrainingArguments.
+    """
+    sets = data if isinstance(data, Mapping) else {"": data}
+    told = [[str(name), _lengths_digest(one, str(name))] for name, one in sets.items()]
+    return f"{data_label(data)}, {digest_of([told, [settings.get(name) for name in SETTINGS]])}"
+
+
+def _lengths_digest(data: Any, name: str) -> str | None:
+    """Of the lengths of all rows; None where they are not all known, and for rows that cannot be read, which the evaluation will say."""
+    try:
+        lengths = lengths_of(data, what=f"evaluation {name}".strip())
+    except UserError:
+        return None
+    return digest_of([lengths.inputs.tolist(), lengths.targets.tolist()]) if lengths is not None and lengths.complete else None
 
 
 def count(data: Any) -> int | None:

@@ -25,9 +25,11 @@ from autofit.processes.channel import Channel
 from autofit.processes.protocol import SCRATCH, TrialOrder
 from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import LOADER_KNOBS
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import DataFeed, feed_of, rows_of, uneven_window
 from autofit.workload.data.measured import data_facts, epoch_counts, measured_sizes
+from autofit.workload.data.worker_rows import refuse_other_rows
 from autofit.workload.effects import EffectWitness
 from autofit.workload.evaluation import evaluate
 from autofit.workload.knobs import KnobWitness, weight_dtype
@@ -91,6 +93,7 @@ def run_trial(order: TrialOrder, channel: Channel) -> Measurement:
             trainer.train()
         if not clock.samples.micro:
             raise UserError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
+        rows_as_before(trainer, request, channel)
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
     return _measurement(clock, meter, witness, trainer, subject.built_here, request, facts, feed, loader)
 
@@ -118,6 +121,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
             training.train()
         if clock.steps < 2 or not clock.samples.micro:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
+        rows_as_before(trainer, request, channel)
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
         facts["weight_dtype"] = weight_dtype(training.model)
         measured.append(_measurement(clock, meter, witness, trainer, False, request, facts, feed, loader))
@@ -251,6 +255,18 @@ def makes_own_optimizer(resolved: ResolvedModel) -> bool:
             return ignores_optim(make_trainer(subject, arguments, request))
         except Exception:  # the user's own code, outside of a training: trials will say what is wrong with it, if anything is
             return False
+
+
+def rows_as_before(trainer: Trainer, request: TrialRequest, channel: Channel) -> None:
+    """Check that processes of the loader which the search would add read what the training process reads.
+
+    Raises:
+        UserError: they read other rows.
+    """
+    workers = dict(request.config.extra).get(LOADER_KNOBS[0])
+    if workers and not request.evaluate:  # the winner that is evaluated has passed
+        channel.enter("loader")
+        refuse_other_rows(trainer.train_dataset, int(workers))
 
 
 def evaluated(trainer: Trainer, request: TrialRequest, channel: Channel) -> dict[str, Any]:

@@ -59,10 +59,17 @@ def test_a_loader_that_nothing_helped_is_said_and_one_that_failed_has_its_cause(
     result = result_with(waiting(0, (), 100.0, Role.SEARCH), failed)
     line = loader_line(result)
     assert line is not None
-    assert line.endswith("no setting that may help could be measured (dataloader_num_workers=4).")
+    assert "none of the settings" not in line
+    assert "dataloader_num_workers=4 did not work (see the warnings)" in line
     (warning,) = of_loader(WINNER, result.trials)
     assert warning.code == "loader_failed"
     assert warning.message.endswith("dataloader_num_workers=4: RuntimeError: a lock")
+    assert "forked from the training" in (warning.next_step or "")
+    assert failed.failure is not None
+    refused = replace(failed, failure=replace(failed.failure, hint="open it at the first read"))
+    assert of_loader(WINNER, [refused])[0].next_step == "the answer does without; open it at the first read"
+    slower = waiting(1, WORKERS[1:], 99.0, Role.LOADER)
+    assert "faster beyond the noise (dataloader_pin_memory=False); dataloader_num_workers=4 did not work" in (loader_line(result_with(*result.trials, slower)) or "")
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,16 @@ def test_a_run_that_waits_for_its_data_is_said() -> None:
     assert "dataloader_num_workers" in str(warning.next_step)
 
 
+@pytest.mark.parametrize(("reason", "advised"), [(Reason.ERROR, False), (Reason.INTERRUPTED, True)])
+def test_workers_that_were_tried_are_not_advised(reason: Reason, advised: bool) -> None:
+    own = measured(fetch_seconds=(make_measurement(CONFIG, 100.0).t_micro,))
+    tried = make_record(1, CONFIG.but(extra=(("dataloader_num_workers", 2),)), role=Role.LOADER, reason=reason)
+    best = estimate_of([own])
+    assert best is not None
+    (warning,) = advisories.of_winner(best, [own, tried], confirmed=True, interrupted=False)
+    assert ("raise dataloader_num_workers" in str(warning.next_step)) is advised
+
+
 def test_skipped_fp16_steps_are_said() -> None:
     assert one_line(of_winner(measured(skipped_steps=2))) == ["skipped_steps"]
 

@@ -118,6 +118,21 @@ class TestMeaning:
         assert "loss by 5 %, gradient norm by 5 %" in text
         assert "MyModel is a mean over each micro-batch" in text
 
+    def test_a_routers_loss_is_named_before_labels_that_are_uneven(self) -> None:
+        (text,) = warned(parts=(2.1, 1.05), items=(9, 3, 5, 7), router_loss=True, accepts_loss_kwargs=True)
+        assert "MyModel adds its router's auxiliary loss to each micro-batch, undivided" in text
+        (text,) = warned(parts=(2.1, 1.05), router_loss=True)
+        assert "of that micro-batch's samples alone" in text
+
+    def test_a_sum_is_named(self) -> None:
+        (text,) = warned(parts=(0.5, 0.25), items=(2, 2, 2, 2))
+        assert "the loss of MyModel is a sum over its micro-batch" in text
+        assert "0.25 times as large" in text
+        (text,) = warned(parts=(0.5, 0.25), own_compute_loss=True)
+        assert "the loss of MyTrainer.compute_loss is a sum" in text
+        (text,) = warned(parts=(1.0, 0.4))
+        assert "depends on which samples share a micro-batch" in text
+
     def test_batch_norm_is_named_whether_or_not_these_samples_show_it(self) -> None:
         (shown,) = warned(parts=(2.2, 1.1), batch_norms=["a", "b", "c", "d"])
         (silent,) = warned(batch_norms=["net.bn"], sync_batch_norms=["net.bn"])

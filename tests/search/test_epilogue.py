@@ -190,7 +190,19 @@ def test_an_answer_that_is_not_confirmed_says_that_its_evaluation_was_not_tried(
     (warning,) = epilogue.warnings
     assert "evaluation was not tried" in warning.message
     assert why in warning.message
+    assert "--timeout" in (warning.next_step or "")
     assert afterwards(Device())[1].warnings == ()
+
+
+def test_more_time_is_no_advice_where_the_confirmation_itself_failed() -> None:
+    def script(request: TrialRequest, before: int) -> TrialResult:
+        return failed(Reason.ERROR, "a bug") if request.full_length else Device()(request, before)
+
+    _, epilogue = afterwards(script, asked=8)  # type: ignore[arg-type]
+    assert not epilogue.finding.confirmed
+    (warning,) = epilogue.warnings
+    assert "the winner was not confirmed" in warning.message
+    assert warning.next_step is None
 
 
 def test_what_was_run_before_is_not_run_again(tmp_path: Any) -> None:

@@ -499,6 +499,25 @@ def test_a_time_limit_of_one_trial_is_a_failure_of_that_trial() -> None:
     assert {request.timeout_seconds for request in played.requests} == {5.0}
 
 
+def test_a_confirmation_has_the_time_that_its_steps_are_known_to_take() -> None:
+    """A bound for trials, which run two micro-steps at a time, would end it where the accumulation is long."""
+    landscape, bound = simulated_landscape(36, seconds_per_sample=1.0), 5.0
+
+    def script(request: TrialRequest, before: int) -> TrialResult:
+        seconds = 3 * 36 / speeds(landscape)[request.config] if request.full_length else 1.0
+        return replace(ReplayRunner(landscape).run(request), seconds=seconds)
+
+    played = play(landscape, script=script, trial_timeout_seconds=bound)
+    assert played.finding is not None
+    assert played.finding.confirmed
+    (confirmation,) = [r for r in played.records if r.role is Role.CONFIRMATION]
+    assert confirmation.seconds > bound
+    assert {request.timeout_seconds for request in played.requests if not request.full_length} == {bound}
+    end = played.clock.now - 1.0
+    cut = play(landscape, script=script, trial_timeout_seconds=bound, timeout_seconds=end)
+    assert cut.clock.now <= end + 1.0, "the time budget still ends it"
+
+
 def test_a_budget_within_which_nothing_completed_is_not_nothing_fits() -> None:
     limit = needed_bytes(GRID)[plain_defaults(64, FUSED)] - 1
     prepared = prepare(GRID, limit=limit, trials=1)

@@ -42,6 +42,12 @@ def test_as_many_skipped_steps_as_the_search_for_a_scale_takes_are_sound_and_one
     assert failure.message.startswith("17 of 40 optimizer steps were skipped")
 
 
+def test_a_scale_that_grows_again_in_a_long_run_may_skip_a_step_each_time() -> None:
+    more = MAX_SKIPPED_STEPS + 5
+    assert unsound(run(skipped_steps=more, optimizer_steps=10_000)) is None
+    assert unsound(run(skipped_steps=more, optimizer_steps=9_999)) is not None
+
+
 def test_when_all_are_skipped_that_is_what_is_said() -> None:
     failure = unsound(run(skipped_steps=40))
     assert failure is not None

@@ -17,6 +17,8 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     Trainer,
 )
 
@@ -35,6 +37,11 @@ WINNER = TrialConfig(per_device_train_batch_size=4, gradient_accumulation_steps=
 IN_BF16 = WINNER.but(precision=Precision.BF16)
 TINY = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
 GPT2 = GPT2Config(vocab_size=50, n_embd=32, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
+
+ROUTED = MixtralConfig(
+    vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4,
+    router_aux_loss_coef=0.1, output_router_logits=True, bos_token_id=0, eos_token_id=0,
+)  # fmt: skip
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -114,6 +121,13 @@ class Net(nn.Module):
         return {"loss": functional.mse_loss(found.squeeze(-1).float(), labels)}
 
 
+class Sums(Net):
+    """The sum over its rows."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": super().forward(x, labels)["loss"] * len(labels)}
+
+
 class Cancels(Net):
     """Subtracts two large numbers that are nearly equal: exact enough in fp32, noise in bf16."""
 
@@ -168,10 +182,12 @@ def words(**objects: Any) -> list[str]:
         (lambda: GPT2LMHeadModel(GPT2), Rows, {"trainer_cls": OwnLoss}, "OwnLoss.compute_loss does not divide"),
         (Net, Numbers, {}, None),
         (lambda: Net(normed=True), Numbers, {}, "Net has BatchNorm (norm)"),
+        (Sums, Numbers, {}, "the loss of Sums is a sum over its micro-batch"),
+        (lambda: MixtralForCausalLM(ROUTED), Rows, {}, "MixtralForCausalLM adds its router's auxiliary loss to each micro-batch, undivided"),
         (Noisy, Numbers, {}, "Noisy draws random numbers of its own"),
         (lambda: GPT2LMHeadModel(GPT2), Rows, {"data_collator": masked}, "the collator makes other labels of the same samples"),
     ],
-    ids=["normalised", "mean of means", "ignores items", "own loss", "dropout is off", "batch norm", "chance", "masks"],
+    ids=["normalised", "mean of means", "ignores items", "own loss", "dropout is off", "batch norm", "sum", "router", "chance", "masks"],
 )
 def test_splits(model: Callable[[], nn.Module], data: type, more: dict[str, Any], expected: str | None) -> None:
     torch.manual_seed(0)

@@ -12,7 +12,14 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autofit.processes.protocol import SCRATCH
-from autofit.workload.evaluation import data_label, evaluate, first_rows, longest_rows, nested_bytes
+from autofit.workload.evaluation import (
+    data_label,
+    evaluate,
+    evaluation_label,
+    first_rows,
+    longest_rows,
+    nested_bytes,
+)
 from tests.refusals import refused
 
 datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -73,9 +80,28 @@ def test_data_has_a_short_label() -> None:
     assert data_label({"a": ROWS[:1], "b": Stream()}) == "a: list of 1 rows, b: Stream of unknown length"
 
 
+def test_an_evaluation_of_longer_rows_or_with_other_settings_is_another() -> None:
+    def longer(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{**row, "input_ids": [1] * 50} for row in rows]
+
+    labels = [
+        evaluation_label(ROWS, {}),
+        evaluation_label(longer(ROWS), {}),
+        evaluation_label(ROWS, {"eval_accumulation_steps": 1}),
+        evaluation_label({"a": ROWS, "b": ROWS}, {}),
+        evaluation_label({"a": ROWS, "b": longer(ROWS)}, {}),
+    ]
+    assert len(set(labels)) == len(labels)
+    assert labels[0].startswith("list of 6 rows, ")
+    assert evaluation_label(datasets.Dataset.from_list(ROWS), {}) == evaluation_label(datasets.Dataset.from_list(ROWS), {"seed": 1})
+    assert evaluation_label(Stream(), {}).startswith("Stream of unknown length, ")
+    assert evaluation_label([], {}).startswith("list of 0 rows, ")
+
+
 def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:
     options = {"per_device_eval_batch_size": 2, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-    arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_"))}
+    options |= {k: more.pop(k) for k in list(more) if k in options}
+    arguments = {k: more.pop(k) for k in list(more) if k.startswith(("eval_", "prediction_", "batch_eval", "include_", "bf16_"))}
     model = BertForSequenceClassification(MODEL)
     made = trainer_cls(
         model=model,
@@ -141,6 +167,23 @@ def test_the_users_settings_come_with_it(tmp_path: Path) -> None:
     assert found["concatenates"] is False
 
 
+def test_weights_stay_as_they_are_between_two_steps_of_a_training(tmp_path: Path) -> None:
+    whole = evaluate(trainer(tmp_path, eval_dataset=ROWS, compute_metrics=count))
+    made = trainer(tmp_path, eval_dataset=ROWS, compute_metrics=count, bf16_full_eval=True)
+    assert evaluate(made)["gathered_bytes_per_row"] == whole["gathered_bytes_per_row"]
+    assert made.model is not None
+    assert {p.dtype for p in made.model.parameters()} == {torch.float32}
+    assert not made.is_in_train
+
+
+@pytest.mark.parametrize("make", [lambda: ROWS, lambda: datasets.Dataset.from_list(ROWS)], ids=["list", "table"])
+def test_training_data_that_stands_in_for_an_evaluation_set_fills_every_batch(make: Any, tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset=None, train_dataset=make(), per_device_eval_batch_size=8))
+    assert (found["batch"], found["batches"], found["rows"]) == (8, 3, 6)
+    own = evaluate(trainer(tmp_path, eval_dataset=make(), per_device_eval_batch_size=8))
+    assert own["batches"] == 1, "of six rows, as in the real evaluation"
+
+
 def test_every_set_is_evaluated_and_the_largest_counts(tmp_path: Path) -> None:
     found = evaluate(trainer(tmp_path, eval_dataset={"few": ROWS[:1], "many": ROWS}, compute_metrics=count))
     assert found["rows"] == 6
@@ -151,12 +194,44 @@ def test_metrics_that_raise_are_said_and_memory_errors_are_not_swallowed(tmp_pat
     def fails(prediction: Any) -> dict[str, float]:
         raise ZeroDivisionError("no positives")
 
-    def exhausts(prediction: Any) -> dict[str, float]:
-        raise MemoryError
-
     found = evaluate(trainer(tmp_path, eval_dataset=ROWS, compute_metrics=fails))
     assert found["metric_error"] == "ZeroDivisionError: no positives"
-    made = trainer(tmp_path, eval_dataset=ROWS, compute_metrics=exhausts)
-    with pytest.raises(MemoryError):
-        evaluate(made)
-    assert made.compute_metrics is exhausts
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 20 bytes")):
+
+        def exhausts(prediction: Any, error: Exception = error) -> dict[str, float]:
+            raise error
+
+        for cls in (Trainer, Matches):
+            made = trainer(tmp_path, eval_dataset=ROWS, trainer_cls=cls, compute_metrics=exhausts)
+            with pytest.raises(type(error)):
+                evaluate(made)
+            assert made.compute_metrics is exhausts
+
+
+class Matches(Trainer):
+    """As the examples' Trainer for question answering: its `evaluate` matches the predictions with the examples of the whole set."""
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        compute, self.compute_metrics = self.compute_metrics, None
+        try:
+            output = self.evaluation_loop(self.get_eval_dataloader(eval_dataset), "Evaluation", prediction_loss_only=False)
+        finally:
+            self.compute_metrics = compute
+        if compute is None:
+            raise ValueError(f"{len(output.predictions)} predictions and {len(self.eval_dataset)} examples")  # type: ignore[arg-type]
+        return dict(compute(output))
+
+
+class Breaks(Trainer):
+    """Fails while it evaluates."""
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("a bug")
+
+
+def test_what_a_trainer_makes_of_a_few_results_is_said_and_what_it_raises_before_is_raised(tmp_path: Path) -> None:
+    found = evaluate(trainer(tmp_path, eval_dataset=ROWS * 4, trainer_cls=Matches))
+    assert found["metric_error"] == "ValueError: 6 predictions and 24 examples"
+    assert found["gathered_bytes_per_row"] == LOSS + 4 * 4 + 8
+    with pytest.raises(ValueError, match="a bug"):
+        evaluate(trainer(tmp_path, eval_dataset=ROWS, trainer_cls=Breaks))

@@ -11,6 +11,9 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback
 
+from autofit.problem.spec import Workload
+from autofit.processes.objects import ObjectFile
+from autofit.workload.describe import describe_model
 from autofit.workload.surroundings import training_facts
 
 
@@ -47,6 +50,22 @@ def test_other_surroundings_are_told_apart(change: dict[str, Any]) -> None:
     }
     assert training_facts({**base, **change}) != training_facts(base)
     assert training_facts({**base, "arguments": {"label_smoothing_factor": 0.1, "output_dir": "y"}}) == training_facts(base)
+
+
+@pytest.mark.parametrize(
+    ("objects", "live"),
+    [
+        ({"train_dataset": [{"input_ids": [1, 2], "labels": [1, 2]}]}, True),
+        ({"arguments": {"label_smoothing_factor": 0.1}}, True),
+        ({"arguments": {"output_dir": "x"}, "eval_dataset": [{"input_ids": [1]}]}, None),
+    ],
+    ids=["data", "arguments", "evaluation"],
+)
+def test_a_named_model_that_is_trained_with_live_objects_says_so(objects: dict[str, Any], live: bool | None) -> None:
+    with ObjectFile(objects) as file:
+        facts, _ = describe_model(Workload(model="bert-tiny", task="masked-lm", objects_path=file.path), cpu=True)
+    assert facts.get("live") is live
+    assert facts["source"] == "preset"
 
 
 def test_objects_count_by_their_class_so_that_every_process_says_the_same() -> None:

@@ -16,7 +16,7 @@ from autofit.problem.script_command import read_script
 from autofit.problem.script_source import trains_often
 from autofit.problem.spec import Workload
 from autofit.workload import models
-from autofit.workload.evaluation import data_label
+from autofit.workload.evaluation import evaluation_label
 from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects
 from autofit.workload.scripts.run import Training, run_script
@@ -98,7 +98,7 @@ def evaluation_of(trainer: Trainer) -> dict[str, Any] | None:
     data = trainer.eval_dataset
     if data is None:
         return None
-    return {"batch_size": trainer.args.per_device_eval_batch_size, "data": data_label(data)}
+    return {"batch_size": trainer.args.per_device_eval_batch_size, "data": evaluation_label(data, vars(trainer.args))}
 
 
 def _warnings(
