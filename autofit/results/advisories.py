@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from autofit.devices.device import Device
 from autofit.problem.config import Precision, TrialConfig
+from autofit.results.loader import loader_facts
 from autofit.results.result import Estimate, TuneResult, Warning
 from autofit.results.wording import BASELINE_NAMES, format_percent, format_speed, says
 from autofit.trials.trial import LOADER_KNOBS, OUTSIDE, Outcome, Reason, Role, TrialRecord
@@ -167,11 +168,13 @@ def _input_bound(own: Sequence[TrialRecord]) -> list[Warning]:
     if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
         return []
     tuned = any(name in LOADER_KNOBS for r in own for name, _ in r.config.extra)
+    repeats = any(loader_facts(r).get("repeats") for r in own)
+    workers = "divide the stream among workers (torch.utils.data.get_worker_info) and raise" if repeats else "raise"
     return [
         Warning(
             code="input_bound",
             message=f"{100 * statistics.median(shares):.0f} % of the time goes into fetching data, not into training",
-            next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
+            next_step="prepare the data beforehand" if tuned else f"{workers} dataloader_num_workers, or prepare the data beforehand",
         )
     ]
 
