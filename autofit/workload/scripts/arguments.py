@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -57,13 +57,14 @@ class ArgumentKeeper:
         values: field -> value, by the names of the installed TrainingArguments.
         directory: instead of the output directory.
         on_output: told of every directory that the script meant to write to.
+        typed: words of the script's command line.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], directory: str, *, on_output: Callable[[str], None]
+        self, values: Mapping[str, Any], directory: str, *, on_output: Callable[[str], None], typed: Sequence[str] = ()
     ) -> None:
         self._values = {**values, "output_dir": directory}
-        self._directory, self._on_output = directory, on_output
+        self._directory, self._on_output, self._typed = directory, on_output, tuple(typed)
         self._taken: list[Taken] = []
         self._writing = False
         self.set_later: set[str] = set()
@@ -122,10 +123,11 @@ class ArgumentKeeper:
             own = {
                 name: plain(getattr(args, name)) for name in (*self._values, *DERIVED) if hasattr(args, name)
             }
-            copied, origin = self._original(args), origin_of(sys._getframe(1))
+            copied, origin = self._original(args), origin_of(sys._getframe(1), self._typed)
             if copied is not None:
                 given = {name: value for name, value in own.items() if value != plain(copied.held.get(name))}
                 own, origin = {**copied.own, **given}, copied.origin
+                self.set_later.update(name for name in given if name in self._values and name != "output_dir")
             if args.output_dir is not None and not self._inside(args.output_dir):
                 self._on_output(str(args.output_dir))
             with self._ours():
