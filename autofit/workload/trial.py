@@ -39,6 +39,7 @@ from autofit.workload.scripts.arguments import NEEDS_EVALUATION
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.scripts.run import Training, run_script
 from autofit.workload.scripts.trainer import (
+    MAKING_OPTIMIZERS,
     SWITCHED_OFF,
     LeaveWhenStopped,
     checkpointing_as_asked,
@@ -239,8 +240,8 @@ def makes_own_optimizer(resolved: ResolvedModel) -> bool:
     given = extra.get("trainer_arguments") or {}
     if (given.get("optimizers") or (None, None))[0] is not None or given.get("optimizer_cls_and_kwargs") is not None:
         return True
-    create = getattr(extra.get("trainer_cls"), "create_optimizer", Trainer.create_optimizer)
-    if create is Trainer.create_optimizer or create.__module__.startswith(LIBRARIES):
+    makes = (getattr(extra.get("trainer_cls") or Trainer, name) for name in MAKING_OPTIMIZERS)
+    if all(method.__module__.startswith(LIBRARIES) for method in makes):
         return False
     config = TrialConfig(per_device_train_batch_size=1)
     with tempfile.TemporaryDirectory(prefix="autofit-", dir=os.environ.get(SCRATCH)) as directory:

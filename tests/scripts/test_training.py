@@ -126,6 +126,18 @@ def test_checkpointing_of_the_script_itself_is_switched_off_where_a_trial_is_wit
     assert (result.measurement.facts or {})["checkpointing_switched_off"] is True
 
 
+def test_a_subclass_that_only_says_which_optimizer_is_made_keeps_it(place: Place) -> None:
+    place.script("""
+        class Own(Trainer):
+            @staticmethod
+            def get_optimizer_cls_and_kwargs(args, model=None):
+                return torch.optim.SGD, {"lr": 0.1}
+        Own(model=model(), args=args, train_dataset=rows).train()
+    """)
+    assert place.describe()["script"]["own_optimizer"] is True
+    assert place.run().outcome is Outcome.COMPLETED
+
+
 EAGER = CONFIG.but(extra=(("attn_implementation", "eager"),))
 
 

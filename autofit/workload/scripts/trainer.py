@@ -28,6 +28,7 @@ from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.subject import lengthened
 
+MAKING_OPTIMIZERS = ("create_optimizer", "get_optimizer_cls_and_kwargs")  #: methods of Trainer that a class may have its own way in
 AS_NAMED = "_autofit_optimizer"  #: in a Trainer: the optimizer that it made before its training, as `optim` says
 SWITCHED_OFF = "_autofit_switched_off"  #: in a Trainer: that its model came with checkpointing, and trains without
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
@@ -147,7 +148,7 @@ def ignores_optim(trainer: Trainer) -> bool:
         return True
     if trainer.optimizer is not None:
         return trainer.optimizer is not vars(trainer).get(AS_NAMED)
-    if type(trainer).create_optimizer is Trainer.create_optimizer:
+    if all(getattr(type(trainer), name) is getattr(Trainer, name) for name in MAKING_OPTIMIZERS):
         return False
     try:
         return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
