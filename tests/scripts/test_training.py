@@ -224,6 +224,8 @@ def test_one_model_has_one_digest_and_another_has_another(place: Place) -> None:
         ("sys.stdin.read()", "EOFError: the script reads standard input"),
         ("Trainer(model=model(), args=args).train()", "no train_dataset"),
         ("Trainer(model=model(), args=args, train_dataset=[]).train()", "training dataset is empty"),
+        ("TrainingArguments(OUT, fsdp=True)", "the script trains with fsdp: script mode tunes one process"),
+        ("TrainingArguments(OUT, deepspeed={'zero_optimization': {'stage': 2}})", "the script trains with deepspeed"),
     ],
 )
 def test_a_script_that_does_not_train_is_refused_in_one_line(place: Place, text: str, message: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from autofit.errors import ScriptError
 from autofit.workload.replacing import replaced
 from autofit.workload.scripts.origin import Origin, origin_of
 
@@ -120,6 +121,7 @@ class ArgumentKeeper:
     def _hooked(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def post_init(args: TrainingArguments) -> None:
+            refuse_distributed(args)
             own = {
                 name: plain(getattr(args, name)) for name in (*self._values, *DERIVED) if hasattr(args, name)
             }
@@ -172,6 +174,17 @@ class ArgumentKeeper:
             yield
         finally:
             self._writing = before
+
+
+def refuse_distributed(args: TrainingArguments) -> None:
+    """Script mode is a world of one process.
+
+    Raises:
+        ScriptError: DeepSpeed or FSDP are asked for.
+    """
+    for name in ("deepspeed", "fsdp"):
+        if getattr(args, name, None):
+            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
 
 
 def _is_generated(frame: FrameType) -> bool:

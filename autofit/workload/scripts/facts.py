@@ -23,7 +23,7 @@ from autofit.workload.evaluation import data_label
 from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects
 from autofit.workload.scripts.run import Training, run_script
-from autofit.workload.scripts.trainer import ignores_optim, long_enough, refuse_distributed
+from autofit.workload.scripts.trainer import ignores_optim, long_enough
 from autofit.workload.sources import first_line
 from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import argument_defaults, script_arguments
@@ -74,7 +74,6 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
 
 def _facts(training: Training, workload: Workload, file: Path | None) -> dict[str, Any]:
     trainer = training.trainer
-    refuse_distributed(trainer)
     long_enough(trainer.train_dataset, 1)
     objects = LiveObjects(model=training.model)
     resolved = models.resolve_with(Workload(model=workload.model), objects)

@@ -68,10 +68,9 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
     """Silence the Trainer, look at its data, and bring weights, attention and checkpointing to what `config` says.
 
     Raises:
-        ScriptError: the script trains over several processes, or has no training data.
+        ScriptError: the script has no training data.
         UserError: the model does not take the attention.
     """
-    refuse_distributed(trainer)
     silence(trainer)
     trainer.train_dataset = long_enough(trainer.train_dataset, 1)
     wanted = PRECISION_FACTS[config.precision].weight_dtype
@@ -116,17 +115,6 @@ def silence(trainer: Trainer) -> None:
         silent = isinstance(callback, PrinterCallback | ProgressCallback | EarlyStoppingCallback)
         if silent or any(cls.__module__.startswith(REPORTERS) for cls in type(callback).__mro__):
             trainer.remove_callback(callback)
-
-
-def refuse_distributed(trainer: Trainer) -> None:
-    """Script mode is a world of one process.
-
-    Raises:
-        ScriptError: DeepSpeed or FSDP are asked for.
-    """
-    for name in ("deepspeed", "fsdp"):
-        if getattr(trainer.args, name, None):
-            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
 
 
 def long_enough(data: Any, length: int) -> Any:
