@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ from autofit.processes.channel import Channel
 from autofit.processes.protocol import SCRATCH, TrialOrder
 from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
+from autofit.trials.trial import PREPARATION, SCRIPT_PHASE
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import DataFeed, feed_of, rows_of, uneven_window
 from autofit.workload.data.measured import data_facts, epoch_counts, measured_sizes
@@ -106,7 +108,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
     measured: list[Measurement] = []
 
     def measure(training: Training) -> None:
-        trainer, config = training.trainer, request.config
+        trainer, config, prepared = training.trainer, request.config, time.monotonic() - begin
         channel.enter("trainer")
         make_ready(trainer, training.model, config)
         effects = EffectWitness(trainer, config)
@@ -120,10 +122,11 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
         if clock.steps < 2 or not clock.samples.micro:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-        facts["weight_dtype"] = weight_dtype(training.model)
+        facts |= {"weight_dtype": weight_dtype(training.model), PREPARATION: prepared}
         measured.append(_measurement(clock, meter, witness, trainer, False, request, facts, feed, loader))
 
-    channel.enter("script")
+    channel.enter(SCRIPT_PHASE)
+    begin = time.monotonic()
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
     run_script(workload.script or (), values, at_training=measure, length=LENGTH)
     return measured[0]

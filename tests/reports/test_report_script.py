@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -120,6 +121,12 @@ def test_where_flags_do_not_reach_the_script_lines_to_change_are_given(
     assert "    per_device_train_batch_size=16," in lines
     assert "    bf16=False," in lines
     assert not any("output_dir" in line for line in lines)
+
+
+def test_lines_to_change_name_the_scripts_own_class() -> None:
+    result = answer(make_config(16), origin="code")
+    own = dataclasses.replace(result, model={**result.model, "arguments_class": "trl.trainer.sft_config.SFTConfig"})
+    assert usage(own)[0] == "change these lines of SFTConfig in train.py:"
 
 
 def test_how_the_model_is_loaded_is_said_only_where_the_script_loads_it_otherwise() -> None:
