@@ -48,8 +48,9 @@ def assemble(
     every, records = records, [r for r in records if r.role is not Role.EVALUATION]
     known = estimates(records)
     best = known[finding.winner.key()]
+    plain = plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}, weights_dtype=(model or {}).get("weights_dtype"))
     baselines = {
-        "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}), known, records),
+        "defaults": _baseline(plain, known, records),
         "hand_recipe": _recipe(finding, known, records),
     }
     speedup = {name: _ratio(best, baseline.estimate) for name, baseline in baselines.items()}
