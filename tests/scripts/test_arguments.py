@@ -81,6 +81,18 @@ def test_an_assignment_of_what_a_trial_runs_with_anyway_counts_as_one(place: Pla
     assert script["own"]["per_device_train_batch_size"] == 8
 
 
+def test_what_the_script_sets_of_fields_that_only_later_trials_change_is_noted(place: Place) -> None:
+    place.script("args.dataloader_num_workers, args.learning_rate = 2, 1.0\nTrainer(model=model(), args=args, train_dataset=rows).train()\n")
+    facts = place.describe()
+    assert facts["script"]["set_in_code"] == ["dataloader_num_workers"]
+    assert not any("in its own code" in text for text in facts["warnings"])
+
+
+def test_what_the_script_compiles_itself_is_no_knob(place: Place) -> None:
+    place.script(TRAIN, build='args = TrainingArguments(OUT, torch_compile=True, use_cpu=True, report_to="none")\n')
+    assert "your own arguments set torch_compile" in place.describe()["extras"]["compile"]["problem"]
+
+
 def test_a_list_in_the_code_is_no_command_line(place: Place) -> None:
     build = "from transformers import HfArgumentParser\nargs, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(GIVEN)\n"
     train = "Trainer(model=model(), args=args, train_dataset=rows).train()\n"

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm")
 MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
 LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses", "autofit.")  #: whose assignments are not the script's
+FIELDS = frozenset(field.name for field in fields(TrainingArguments))
 DERIVED = ("mixed_precision", "gradient_checkpointing", "gradient_checkpointing_kwargs", "lr_scheduler_type")
 
 
@@ -155,7 +156,7 @@ class ArgumentKeeper:
         @functools.wraps(original)
         def set_attribute(args: TrainingArguments, name: str, value: Any) -> None:
             original(args, name, value)
-            if self._writing or name not in self._values or name == "output_dir":
+            if self._writing or name not in FIELDS or name == "output_dir":
                 return
             frame = sys._getframe(1)
             made = MARK in vars(args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from transformers import Trainer, TrainingArguments, set_seed
 from autofit.errors import ScriptError, UserError
 from autofit.problem.arguments import CHECKPOINTING_NAMES, explicit_arguments
 from autofit.problem.config import TrialConfig
+from autofit.problem.extras import ARGUMENTS
 from autofit.problem.script_command import read_script, script_file
 from autofit.problem.script_source import trains_often
 from autofit.problem.spec import Workload
+from autofit.trials.trial import AFTER_SEARCH
 from autofit.workload import models
 from autofit.workload.data.facts import live_data
 from autofit.workload.data.scan import LENGTH
@@ -39,8 +42,8 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
     those of the script itself.
 
     Returns:
-        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code`,
-        `own_optimizer`, and `digest` of its file (None where that is not found).
+        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code` (fields that an answer may
+        name), `own_optimizer`, and `digest` of its file (None where that is not found).
 
     Raises:
         ScriptError: it does not come to a training; its own traceback is kept.
@@ -75,12 +78,13 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
 def _facts(training: Training, workload: Workload, file: Path | None) -> dict[str, Any]:
     trainer = training.trainer
     long_enough(trainer.train_dataset, 1)
-    objects = LiveObjects(model=training.model)
+    arguments = {field.name: getattr(trainer.args, field.name, None) for field in dataclasses.fields(trainer.args)}
+    objects = LiveObjects(model=training.model, extra={"arguments": arguments})
     resolved = models.resolve_with(Workload(model=workload.model), objects)
     data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)))
     own_optimizer = ignores_optim(trainer)
     tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
-    set_in_code = [name for name in training.set_in_code if name in tuned]
+    set_in_code = [name for name in training.set_in_code if name in {*tuned, *AFTER_SEARCH, *ARGUMENTS.values()}]
     script = {
         "origin": str(training.taken.origin),
         "own": {name: value for name, value in training.taken.own.items() if name in tuned},
@@ -92,8 +96,11 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
     return {
         **models.facts(replace(resolved, source="script")),
         **data,
-        **_surroundings(trainer),
-        "warnings": [*_warnings(training, file, set_in_code, own_optimizer=own_optimizer), *data.get("warnings", ())],
+        **_surroundings(trainer, arguments),
+        "warnings": [
+            *_warnings(training, file, [name for name in set_in_code if name in tuned], own_optimizer=own_optimizer),
+            *data.get("warnings", ()),
+        ],
         "task": None,
         "seq_len": None,
         "weights_dtype": weight_dtype(training.model),
@@ -101,9 +108,8 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
     }
 
 
-def _surroundings(trainer: Trainer) -> dict[str, str]:
+def _surroundings(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, str]:
     """What the script put around its model, files of arguments that it read included: what is tuned was replaced, and is the same every time."""
-    arguments = {field.name: getattr(trainer.args, field.name, None) for field in dataclasses.fields(trainer.args)}
     return training_facts(
         {
             "trainer_cls": type(trainer),
