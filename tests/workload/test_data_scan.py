@@ -233,13 +233,15 @@ def test_a_dataset_that_raises_when_its_rows_are_counted_is_refused() -> None:
 def test_a_second_child_reads_few_rows_unless_they_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path))
     rows = [{"input_ids": [1] * (5 + i)} for i in range(100)]
-    first, second, shuffled = Rows(rows), Rows(list(rows)), Rows([rows[7 * i % 100] for i in range(100)])
-    found, again, other = map(lengths_of, (first, second, shuffled))
-    assert first.read == 100
-    assert second.read <= 2 * CHECKED_ROWS
+    first, second, slow, shuffled = Rows(rows), Rows(rows), Rows(rows, seconds=0.3), Rows([rows[7 * i % 100] for i in range(100)])
+    found, again, third, other = map(lengths_of, (first, second, slow, shuffled))
     assert found is not None
     assert again is not None
+    assert third is not None
     assert other is not None
-    assert again.summary() == found.summary()
+    assert first.read == 100
+    assert second.read <= 2 * CHECKED_ROWS
+    assert slow.read <= 3
+    assert again.summary() == third.summary() == found.summary()
     assert other.longest_batch(1) == (57,), "where row 99 is now"
     assert lengths_of(Sentences(LENGTHS)) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from autofit.workload.data.library import is_a, pa, pc
 from autofit.workload.sources import first_line
 
 MOST_ROWS, MOST_SECONDS = 200_000, 5.0  #: looked at one by one
-CHECKED_ROWS = 8  #: of the longest that were kept, and as many others, looked at again
+CHECKED_ROWS, CHECKED_SECONDS = 8, 0.5  #: of the longest that were kept, then of others, looked at again
 ELEMENTS = "elements"
 INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_features": ELEMENTS, "attention_mask": "tokens"}
 PADDED = ("tokens", "samples of audio")  #: units of what a batch is padded in, as it is
@@ -223,11 +222,10 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) ->
 
 def _still_so(dataset: Any, scan: _Scan, length_column: str, what: str) -> bool:
     """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process."""
-    count = len(scan.rows)
-    some = np.unique([*np.argsort(scan.inputs)[-CHECKED_ROWS:], *np.linspace(0, count - 1, CHECKED_ROWS, dtype=np.int64)])
-    read = _read(dataset, scan.rows[some], math.inf, what)
-    found = [(length_of_row(row, length_column) or ())[:2] for _, row in read]
-    return found == list(zip(scan.inputs[some], scan.targets[some]))
+    some = [*np.argsort(-scan.inputs)[:CHECKED_ROWS], *np.linspace(0, len(scan.rows) - 1, CHECKED_ROWS, dtype=np.int64)]
+    read = _read(dataset, scan.rows[some], time.monotonic() + CHECKED_SECONDS, what)
+    kept = zip(scan.inputs[some], scan.targets[some])
+    return all((length_of_row(row, length_column) or ())[:2] == lengths for (_, row), lengths in zip(read, kept))
 
 
 def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:
