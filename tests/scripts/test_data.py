@@ -35,6 +35,21 @@ def test_another_value_in_a_file_of_arguments_is_another_training(place: Place) 
     assert found[0] == found[1] != found[2]
 
 
+def test_a_path_in_the_output_directory_tells_no_trainings_apart(place: Place) -> None:
+    build = """
+from dataclasses import dataclass
+@dataclass
+class Own(TrainingArguments):
+    cache: str = ""
+    def __post_init__(self):
+        super().__post_init__()
+        self.cache = os.path.join(self.output_dir, "cache")
+args = Own(OUT, report_to="none", use_cpu=True)
+"""
+    place.script(TRAIN, build=build)
+    assert place.describe()["training"] == place.describe()["training"]
+
+
 def test_a_stream_is_said_to_show_no_longest_row(place: Place) -> None:
     place.script("""
         class Stream(torch.utils.data.IterableDataset):
