@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from autofit.errors import UserError
 from autofit.problem.script_command import HIDDEN
@@ -46,6 +47,8 @@ def confirm(
         for name in ("torch", "transformers"):
             if facts["software"].get(name) != result.software.get(name):
                 say(f"note: searched with {name} {result.software.get(name)}, confirming with {facts['software'].get(name)}")
+        for what in _changed(result.model, facts["model"]):
+            say(f"note: the {what} is not that of the search")
         best = result.best
         seconds = steps * best.config.effective_batch() / best.samples_per_second
         say(f"running {steps} optimizer steps of {best.config.label()}: about {format_seconds(seconds)} at the speed of the search")
@@ -59,3 +62,12 @@ def confirm(
                 seed=result.spec.seed,
             )
         )
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Which of model and data are others than a search found, as far as both descriptions tell."""
+    digests = {
+        "model": (before.get("digest"), now.get("digest")),
+        "data": tuple((facts.get("data") or {}).get("digest") for facts in (before, now)),
+    }
+    return [what for what, (one, other) in digests.items() if None not in (one, other) and one != other]
