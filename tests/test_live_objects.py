@@ -119,16 +119,26 @@ class Descending(Trainer):
         return self.optimizer
 
 
+class Choosing(Trainer):
+    """Says which optimizer is made, whatever `optim` says."""
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> Any:
+        return torch.optim.SGD, {"lr": 0.1}
+
+
 def of_its_own(kind: str, model: BertForSequenceClassification) -> dict[str, Any]:
     if kind == "class":
         return {"trainer_cls": Descending}
+    if kind == "choice":
+        return {"trainer_cls": Choosing}
     if kind == "object":
         return {"trainer_kwargs": {"optimizers": (torch.optim.AdamW(model.parameters(), lr=1e-3), None)}}
     return {"trainer_kwargs": {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.1})}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["class", "object", "named"])
+@pytest.mark.parametrize("kind", ["class", "choice", "object", "named"])
 def test_an_optimizer_of_its_own_is_kept_and_optim_is_not_searched(kind: str) -> None:
     model = BertForSequenceClassification(TINY)
     free = {k: v for k, v in SEARCH_ONLY.items() if k != "optim"}

@@ -99,8 +99,10 @@ def _defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def trains_often(tree: ast.Module) -> bool:
-    """Whether a script seems to train more than once: `train()` is called on trainers several times, of which one run may see more than one."""
-    return any(_trainings(scope.body) > 1 for scope in [tree, *_functions(tree)]) or (
+    """Whether a script seems to train more than once: `train()` is called on trainers several times, of which one run may see more than one, or hidden
+    in a search for hyperparameters."""
+    searches = any(isinstance(node, ast.Attribute) and node.attr == "hyperparameter_search" for node in ast.walk(tree))
+    return searches or any(_trainings(scope.body) > 1 for scope in [tree, *_functions(tree)]) or (
         sum(map(_makes, ast.walk(tree))) > 1 and sum(map(_trains, ast.walk(tree))) > 1
     )
 

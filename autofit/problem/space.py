@@ -18,7 +18,7 @@ from autofit.problem.capabilities import Capabilities as Capabilities
 from autofit.problem.capabilities import checkpointing_problem as checkpointing_problem
 from autofit.problem.capabilities import optim_problem as optim_problem
 from autofit.problem.capabilities import precision_problem as precision_problem
-from autofit.problem.config import Precision, Scalar, TrialConfig
+from autofit.problem.config import PRECISION_FACTS, Precision, Scalar, TrialConfig
 from autofit.problem.extras import makes_sense
 from autofit.problem.numerics import optim_change, precision_change
 
@@ -106,6 +106,12 @@ def preferred_order(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(sizes, key=lambda size: (size % GEMM_GRANULARITY != 0, size)))
 
 
+def default_precisions(capabilities: Capabilities) -> tuple[Precision, ...]:
+    """What is searched unless the user says otherwise: for a model whose weights are bf16 already also what it trains in when nothing is asked for."""
+    stored = capabilities.weights_dtype == PRECISION_FACTS[Precision.PURE_BF16].weight_dtype
+    return (*DEFAULT_PRECISIONS, Precision.PURE_BF16) if stored else DEFAULT_PRECISIONS
+
+
 def build_space(
     *,
     effective_batch: int,
@@ -149,7 +155,7 @@ def build_space(
         return optim_change(optim, reference) if keep_numerics else None
 
     own = () if reference in DEFAULT_OPTIMS else (reference,)
-    kept_precisions = _kept("precision", precisions, DEFAULT_PRECISIONS, lambda p: precision_problem(p, capabilities), removals, precision_changes)
+    kept_precisions = _kept("precision", precisions, default_precisions(capabilities), lambda p: precision_problem(p, capabilities), removals, precision_changes)
     kept_optims = _kept("optim", optims, (*DEFAULT_OPTIMS, *own), lambda o: optim_problem(o, capabilities), removals, optim_changes)
     kept_ckpt = _kept(
         "gradient_checkpointing",

@@ -22,6 +22,7 @@ class Terms:
         native_precisions: of the device, for the hand recipe.
         default_optim: of the installed TrainingArguments.
         argument_defaults: of the class of arguments that the user trains with, for the plain baseline.
+        weights_dtype: of the user's own model, for the same; None where autofit builds it.
         spent_seconds: of `timeout_seconds`, before the search begins.
         baselines_outside_space: run a baseline that the user's restrictions excluded (a recorded grid cannot).
     """
@@ -36,6 +37,7 @@ class Terms:
     native_precisions: tuple[Precision, ...] = (Precision.FP32,)
     default_optim: str = "adamw_torch_fused"
     argument_defaults: Mapping[str, Any] = field(default_factory=dict)
+    weights_dtype: str | None = None
     spent_seconds: float = 0.0
     baselines_outside_space: bool = True
 

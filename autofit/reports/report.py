@@ -26,7 +26,7 @@ from autofit.reports.report_trials import (
 )
 from autofit.results.advisories import failed_confirmations
 from autofit.results.data_result import data_lines
-from autofit.results.export import arguments_call, cli_flags, model_lines, model_note
+from autofit.results.export import arguments_call, cli_flags, is_live, model_lines, model_note
 from autofit.results.knob_worth import measured
 from autofit.results.result import Baseline, Estimate, TuneResult
 from autofit.results.wording import (
@@ -172,7 +172,7 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
         left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} OVER the limit"
         facts.append(f"It needs {needed} {limit}: {left}.")
     facts.append(
-        "Confirmed in a run at full accumulation and longest length."
+        f"Confirmed in a run at full accumulation{' and longest length' if _longest_shown(result) else ''}."
         if result.confirmed
         else "Not confirmed: its run at full accumulation and longest length failed."
         if failed_confirmations(result.best.config, result.trials)
@@ -193,6 +193,14 @@ def standing_lines(result: TuneResult, width: int) -> list[str]:
     if result.warnings:
         facts.append(f"{len(result.warnings)} warning{'s' if len(result.warnings) > 1 else ''}: see below.")
     return [line for fact in facts for line in wrapped(fact, width)]
+
+
+def _longest_shown(result: TuneResult) -> bool:
+    """Whether trials saw rows of the longest length: not where nobody knows which those are, as of a stream."""
+    decided = result.data.get("memory_decided_by")
+    if decided is not None:
+        return bool(decided.get("shown"))
+    return bool(result.data) or not is_live(result) or result.model.get("sample_length") is not None
 
 
 def _why_first(result: TuneResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autofit.problem.script_command import shown
-from autofit.results.export import arguments_call, cli_flags, flags_trouble
+from autofit.results.export import arguments_call, cli_flags, flags_trouble, own_class
 from autofit.results.result import TuneResult
 
 
@@ -21,8 +21,8 @@ def usage(result: TuneResult) -> tuple[str, list[str], list[str]]:
     if facts.get("origin") == "file":
         named = [word for word in command if word.endswith((".json", ".yaml", ".yml"))]
         where = shlex.quote(named[0]) if named else "the file of its arguments"
-        return f"change these in {where} (values of TrainingArguments):", [], _changed(result)
-    return f"change these lines of TrainingArguments in {result.spec.workload.model}:", [], _changed(result)
+        return f"change these in {where} (values of {own_class(result)[1]}):", [], _changed(result)
+    return f"change these lines of {own_class(result)[1]} in {result.spec.workload.model}:", [], _changed(result)
 
 
 def _changed(result: TuneResult) -> list[str]:

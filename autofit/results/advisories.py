@@ -8,18 +8,27 @@ from collections.abc import Sequence
 
 from autofit.devices.device import Device
 from autofit.problem.config import Precision, TrialConfig
-from autofit.results.loader import without_settings
+from autofit.results.loader import loader_facts, without_settings
 from autofit.results.result import Estimate, TuneResult, Warning
 from autofit.results.wording import BASELINE_NAMES, format_factor, format_percent, format_speed, says
 from autofit.trials.estimates import counted_of
-from autofit.trials.trial import OUTSIDE, SEARCH_ROLES, Outcome, Reason, Role, TrialRecord
-from autofit.units import format_bytes
+from autofit.trials.trial import (
+    OUTSIDE,
+    PREPARATION,
+    SEARCH_ROLES,
+    Outcome,
+    Reason,
+    Role,
+    TrialRecord,
+)
+from autofit.units import format_bytes, format_seconds
 
 NOISY_SPREAD = 0.15  #: MAD over median of micro-steps
 PRESSURE_PERCENT = 20.0
 INPUT_BOUND_SHARE = 0.2
 PREDICTION_ERROR = 0.05
 DRIFT = 0.1  #: logarithm of a machine's speed in the search and after it
+PREPARATION_SHARE, PREPARATION_SECONDS = 0.5, 5.0  #: of the trials' time, and each time, above which a script's preparation is worth a word
 
 
 def of_device(device: Device) -> list[Warning]:
@@ -102,7 +111,7 @@ def _not_confirmed(best: Estimate, records: Sequence[TrialRecord]) -> Warning:
 
 
 def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
-    """Trials that failed, and predictions that were off."""
+    """Trials that failed, predictions that were off, and time that went into a script's preparation."""
     found = []
     ended = [r for r in records if not r.after_search]  # those have warnings of their own
     failed = [r for r in ended if r.outcome is Outcome.FAILED and r.failure and r.failure.reason is not Reason.INTERRUPTED]
@@ -116,6 +125,7 @@ def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
                 next_step="the tracebacks are in the result file under trials[].failure",
             )
         )
+    found += _preparation(records)
     worst = max(((abs(e), e, r) for r in records if (e := prediction_error(r)) is not None), default=None, key=lambda x: x[0])
     if worst is not None and worst[0] > PREDICTION_ERROR:
         found.append(
@@ -126,6 +136,20 @@ def of_records(records: Sequence[TrialRecord]) -> list[Warning]:
             )
         )
     return found
+
+
+def _preparation(records: Sequence[TrialRecord]) -> list[Warning]:
+    told = [(float(seconds), r.seconds) for r in records if r.measurement and (seconds := (r.measurement.facts or {}).get(PREPARATION))]
+    prepared, whole = (sum(times) for times in zip(*told)) if told else (0.0, 0.0)
+    if prepared <= PREPARATION_SHARE * whole or prepared <= PREPARATION_SECONDS * len(told):
+        return []
+    return [
+        Warning(
+            code="script_preparation",
+            message=f"{100 * prepared / whole:.0f} % of the time of trials went into what the script does before it trains, {format_seconds(prepared / len(told))} each time",
+            next_step="have the script keep what it prepares (datasets.map does, of data that was loaded from files), or search with fewer rows",
+        )
+    ]
 
 
 def prediction_error(record: TrialRecord) -> float | None:
@@ -171,11 +195,13 @@ def _input_bound(own: Sequence[TrialRecord], *, tuned: bool) -> list[Warning]:
     shares = [m.t_fetch / (m.t_micro + m.t_fetch) for r in own if (m := r.measurement) is not None and m.t_micro + m.t_fetch > 0]
     if not shares or statistics.median(shares) <= INPUT_BOUND_SHARE:
         return []
+    repeats = any(loader_facts(r).get("repeats") for r in own)
+    workers = "divide the stream among workers (torch.utils.data.get_worker_info) and raise" if repeats else "raise"
     return [
         Warning(
             code="input_bound",
             message=f"{100 * statistics.median(shares):.0f} % of the time goes into fetching data, not into training",
-            next_step="prepare the data beforehand" if tuned else "raise dataloader_num_workers, or prepare the data beforehand",
+            next_step="prepare the data beforehand" if tuned else f"{workers} dataloader_num_workers, or prepare the data beforehand",
         )
     ]
 

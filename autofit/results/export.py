@@ -69,8 +69,10 @@ def flags_trouble(result: TuneResult) -> str | None:
     if facts.get("origin") != "flags":
         where = "in a file" if facts.get("origin") == "file" else "in its code"
         return f"{name} takes no flags of TrainingArguments: it has them {where}"
-    if facts.get("set_in_code"):
-        return f"{name} sets {', '.join(facts['set_in_code'])} in its own code: flags have no effect there"
+    said = {"per_device_train_batch_size", "gradient_accumulation_steps", *arguments(result)}
+    overridden = [field for field in facts.get("set_in_code") or () if field in said]
+    if overridden:
+        return f"{name} sets {', '.join(overridden)} in its own code: flags have no effect there"
     return None
 
 

@@ -2,7 +2,8 @@
 
 Workers, pinning, prefetching and keeping workers alive are tried one after the other on the winner; what is kept beats what was before it by more than
 the tolerance, with intervals that do not overlap. Workers that stay alive save nothing inside an epoch, where trials are: they are kept when
-starting them costs more than the tolerance of an epoch, and the trial is not slower.
+starting them costs more than the tolerance of an epoch, and the trial is not slower. A stream that does not divide itself among workers gets none: each
+would give all of its rows, which changes what is learnt.
 
 A loader saves waiting and makes no micro-step shorter: where those of a run are shorter than before, the machine has become faster since, and the run
 is counted that much slower.
@@ -206,7 +207,7 @@ def _levelled(run: _Run, before: _Run) -> _Run:
 def _changes(start: _Run, *, cores: int, cuda: bool) -> list[tuple[str, Scalar]]:
     """Every setting worth trying, in order; those of one name stop at the first that does not help."""
     had = int(start.loader.get(WORKERS) or 0)
-    most = min(MAX_WORKERS, max(2, cores))
+    most = 0 if start.loader.get("repeats") else min(MAX_WORKERS, max(2, cores))
     changes: list[tuple[str, Scalar]] = [(WORKERS, 2**i) for i in range(1, 6) if had < 2**i <= most]
     if cuda and start.loader.get(PINNED) is False:
         changes.append((PINNED, True))

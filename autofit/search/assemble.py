@@ -50,8 +50,9 @@ def assemble(
     every, records = records, [r for r in records if r.role is not Role.EVALUATION]
     known = estimates(records)
     best = known[finding.winner.key()]
+    plain = plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}, weights_dtype=(model or {}).get("weights_dtype"))
     baselines = {
-        "defaults": _baseline(plain_defaults(spec.effective_batch, default_optim, argument_defaults or {}), known, records),
+        "defaults": _baseline(plain, known, records),
         "hand_recipe": _recipe(finding, known, records),
     }
     other = as_it_is is not None and as_it_is.effective_batch() != spec.effective_batch

@@ -16,22 +16,24 @@ FIRST_GUESS = 32  #: where a hand starts when it knows nothing of memory
 
 
 def plain_defaults(
-    effective_batch: int, optim: str, defaults: Mapping[str, Any] = MappingProxyType({})
+    effective_batch: int, optim: str, defaults: Mapping[str, Any] = MappingProxyType({}), *, weights_dtype: str | None = None
 ) -> TrialConfig:
-    """TrainingArguments as they come: batch 8 (or the largest divisor below), fp32, no checkpointing, the default optimizer.
+    """TrainingArguments as they come: batch 8 (or the largest divisor below), the weights' own precision, no checkpointing, the default optimizer.
 
     Args:
         effective_batch: samples per optimizer step.
         optim: the default optimizer.
         defaults: of the user's own class of arguments: TRL's train in bf16 with checkpointing unless told otherwise.
+        weights_dtype: of the user's own model; None where autofit builds it (float32).
     """
     batch = defaults.get("per_device_train_batch_size") or DEFAULT_BATCH
     size = max(d for d in divisors(effective_batch) if d <= batch)
+    unforced = Precision.PURE_BF16 if weights_dtype == "bfloat16" else Precision.FP32
     return TrialConfig(
         per_device_train_batch_size=size,
         gradient_accumulation_steps=effective_batch // size,
         gradient_checkpointing=any(bool(defaults.get(name)) for name in CHECKPOINTING_NAMES),
-        precision=next((Precision(name) for name in ("bf16", "fp16", "tf32") if defaults.get(name)), Precision.FP32),
+        precision=next((Precision(name) for name in ("bf16", "fp16", "tf32") if defaults.get(name)), unforced),
         optim=optim,
     )
 

@@ -13,7 +13,7 @@ from autofit.problem.capabilities import Capabilities, optim_problem, precision_
 from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.extras import widen
 from autofit.problem.numerics import changes, optim_change, precision_change
-from autofit.problem.space import DEFAULT_PRECISIONS, Removal, Space, build_space
+from autofit.problem.space import Removal, Space, build_space, default_precisions
 from autofit.problem.spec import SearchSpec
 from autofit.trials.landscape import Landscape
 
@@ -29,7 +29,7 @@ def space_of(spec: SearchSpec, facts: Mapping[str, Any]) -> Space:
         spec.tune,
         capabilities,
         precisions=spec.precisions,
-        default_precisions=tuple(p for p in DEFAULT_PRECISIONS if precision_problem(p, capabilities) is None),
+        default_precisions=tuple(p for p in default_precisions(capabilities) if precision_problem(p, capabilities) is None),
         checkpointing=spec.checkpointing,
     )
     space = build_space(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autofit.beliefs.predict import dominates, is_memory_failure
 from autofit.errors import AutofitError, NothingFits, SearchFailed, UserError
 from autofit.trials.soundness import departed
-from autofit.trials.trial import OUTSIDE, Failure, Outcome, Reason, TrialRecord
+from autofit.trials.trial import OUTSIDE, SCRIPT_PHASE, Failure, Outcome, Reason, TrialRecord
 from autofit.units import format_bytes
 
 
@@ -95,6 +95,8 @@ def _failed(who: str, failure: Failure) -> SearchFailed:
         hint = "something else than the arguments decides it (a Trainer's own code, accelerator_config): leave it to them"
     if failure.reason is Reason.TIMEOUT:
         hint = "give trials more time with --trial-timeout, or search a smaller model"
+        if failure.phase == SCRIPT_PHASE:
+            hint = "the script takes longer than that before it trains: give trials more time with --trial-timeout, or have it keep what it prepares"
     return SearchFailed(f"{who}: {failure.message}", traceback=failure.traceback or failure.log_tail or "", hint=hint)
 
 

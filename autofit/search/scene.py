@@ -66,6 +66,11 @@ class Scene:
     predicting_seconds: float = 0.0
 
     @property
+    def weights_dtype(self) -> str | None:
+        """Of the model as it was described; None of a recorded one."""
+        return (self.facts.get("model") or {}).get("weights_dtype")
+
+    @property
     def default_optim(self) -> str:
         """The optimizer that TrainingArguments would use by itself; where the training makes its own, the only one that is searched."""
         if own_optimizer(self.facts):

@@ -54,7 +54,7 @@ def run_as_it_is(
     Returns:
         Seconds of the time budget that it took.
     """
-    plain = plain_defaults(spec.effective_batch, scene.default_optim, scene.argument_defaults)
+    plain = plain_defaults(spec.effective_batch, scene.default_optim, scene.argument_defaults, weights_dtype=scene.weights_dtype)
     if config.effective_batch() != spec.effective_batch or config.precision not in scene.device.precisions:
         return 0.0
     if config == plain or any(record.config == config and not record.interrupted for record in study.records):

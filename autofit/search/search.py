@@ -136,7 +136,7 @@ class Search:
 
     def _baselines(self) -> None:
         defaults = baselines.plain_defaults(
-            self._terms.effective_batch, self._terms.default_optim, self._terms.argument_defaults
+            self._terms.effective_batch, self._terms.default_optim, self._terms.argument_defaults, weights_dtype=self._terms.weights_dtype
         )
         self._run_baseline(defaults, Role.DEFAULTS)
         for _ in range(len(self._recipes)):

@@ -127,6 +127,7 @@ def _terms(scene: Scene, spec: SearchSpec, limit: int, spent_seconds: float) -> 
         native_precisions=scene.device.precisions,
         default_optim=scene.default_optim,
         argument_defaults=scene.argument_defaults,
+        weights_dtype=scene.weights_dtype,
         spent_seconds=spent_seconds,
         baselines_outside_space=not scene.replayed,
     )

@@ -66,6 +66,8 @@ LOADER_KNOBS = (
 EVAL_BATCH = "per_device_eval_batch_size"
 AFTER_SEARCH = (*LOADER_KNOBS, EVAL_BATCH)
 OUTSIDE = "baseline outside the space"  #: why a trial ran that cannot win
+PREPARATION = "script_seconds"  #: among the facts of a script's measurement: how long it took to come to its training
+SCRIPT_PHASE = "script"  #: of a trial, while the user's script prepares its training
 FAILURES_ALLOWED = 1  #: that a leader may have in play-off and confirmation: with one more it leads no longer
 
 

@@ -123,7 +123,8 @@ def describe_model(workload: Workload, *, cpu: bool = False) -> tuple[dict[str, 
     if objects is not None and not objects.is_live:
         refuse_model_keywords(objects.extra)
     facts = models.facts(resolved)
-    facts |= describe_data(resolved)
+    data = describe_data(resolved)
+    facts |= {**data, "warnings": [*facts["warnings"], *data.get("warnings", ())]}
     facts |= {} if objects is None else own_class(class_of(objects.extra), cpu=cpu) | trained_as(facts, objects.extra)
     facts |= {} if objects is None else training_facts({**objects.extra, "data_collator": objects.data_collator})
     if objects is not None and (objects.train_dataset is not None or "training" in facts):

@@ -10,6 +10,7 @@ import torch
 from transformers import Trainer
 
 from autofit.trials.trial import LOADER_KNOBS
+from autofit.workload.data.library import is_a
 
 DEFAULT_PREFETCH = 2  #: torch's own, per worker
 
@@ -30,6 +31,7 @@ class LoaderWatch:
         self._batches = 0
         self._seconds = 0.0
         self._given: int | None = None
+        self._repeats = False
         self._sizes: set[int] = set()
         fetch, make = trainer.get_batch_samples, trainer.get_train_dataloader
 
@@ -43,6 +45,7 @@ class LoaderWatch:
         def noted(*args: Any, **kwargs: Any) -> Any:
             loader = make(*args, **kwargs)
             self._given = batch_size_of(loader)
+            self._repeats = repeats_in_workers(loader)
             return loader
 
         trainer.get_train_dataloader = noted  # type: ignore[method-assign]
@@ -59,7 +62,8 @@ class LoaderWatch:
             self._seconds += seconds
 
     def facts(self) -> dict[str, Any]:
-        """Under `loader`: settings as the Trainer has them; `wait_seconds` per batch (mean), `first_seconds` of the first fetch, `rows`, `user_data`."""
+        """Under `loader`: settings as the Trainer has them; `wait_seconds` per batch (mean), `first_seconds` of the first fetch, `rows`, `user_data`,
+        and `repeats`: whether several workers may give every row several times."""
         settings = {name: getattr(self._args, name, None) for name in LOADER_KNOBS}
         loader = {
             **settings,
@@ -67,6 +71,7 @@ class LoaderWatch:
             "first_seconds": self._first,
             "rows": self._rows,
             "user_data": self._user_data,
+            "repeats": self._repeats,
         }
         return {"loader": loader}
 
@@ -88,6 +93,14 @@ def batch_size_of(loader: Any) -> int | None:
         if isinstance(size, int):
             return size
     return None
+
+
+def repeats_in_workers(loader: Any) -> bool:
+    """Whether each worker would give the whole dataset: a stream does, unless it divides itself among workers, as those of the datasets library do and
+    as one has to that already has several."""
+    dataset = getattr(loader, "dataset", None)
+    stream = isinstance(dataset, torch.utils.data.IterableDataset) and not is_a(dataset, "IterableDataset")
+    return stream and not getattr(loader, "num_workers", 0)
 
 
 def first_dimensions(batch: Any) -> set[int]:

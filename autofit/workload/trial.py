@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ from autofit.processes.channel import Channel
 from autofit.processes.protocol import SCRATCH, TrialOrder
 from autofit.trials.measurement import Measurement
 from autofit.trials.runner import TrialRequest
-from autofit.trials.trial import LOADER_KNOBS
+from autofit.trials.trial import LOADER_KNOBS, PREPARATION, SCRIPT_PHASE
 from autofit.workload.clock import StepClock, Window
 from autofit.workload.data.feed import DataFeed, feed_of, rows_of, uneven_window
 from autofit.workload.data.measured import data_facts, epoch_counts, measured_sizes
@@ -41,6 +42,7 @@ from autofit.workload.scripts.arguments import NEEDS_EVALUATION
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.scripts.run import Training, run_script
 from autofit.workload.scripts.trainer import (
+    MAKING_OPTIMIZERS,
     SWITCHED_OFF,
     LeaveWhenStopped,
     checkpointing_as_asked,
@@ -108,7 +110,7 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
     measured: list[Measurement] = []
 
     def measure(training: Training) -> None:
-        trainer, config = training.trainer, request.config
+        trainer, config, prepared = training.trainer, request.config, time.monotonic() - begin
         channel.enter("trainer")
         make_ready(trainer, training.model, config)
         effects = EffectWitness(trainer, config)
@@ -123,10 +125,11 @@ def run_script_trial(order: TrialOrder, channel: Channel) -> Measurement:
             raise ScriptError(f"the training ended after {clock.steps} optimizer steps: too few to measure")
         rows_as_before(trainer, request, channel)
         facts = {**loader.facts(), **data_facts(feed, clock), **effects.compiled.facts(), **evaluated(trainer, request, channel)}
-        facts["weight_dtype"] = weight_dtype(training.model)
+        facts |= {"weight_dtype": weight_dtype(training.model), PREPARATION: prepared}
         measured.append(_measurement(clock, meter, witness, trainer, False, request, facts, feed, loader))
 
-    channel.enter("script")
+    channel.enter(SCRIPT_PHASE)
+    begin = time.monotonic()
     values = script_arguments(trial_config(request), cpu=order.device == "cpu")
     run_script(workload.script or (), values, at_training=measure, length=LENGTH)
     return measured[0]
@@ -243,8 +246,8 @@ def makes_own_optimizer(resolved: ResolvedModel) -> bool:
     given = extra.get("trainer_arguments") or {}
     if (given.get("optimizers") or (None, None))[0] is not None or given.get("optimizer_cls_and_kwargs") is not None:
         return True
-    create = getattr(extra.get("trainer_cls"), "create_optimizer", Trainer.create_optimizer)
-    if create is Trainer.create_optimizer or create.__module__.startswith(LIBRARIES):
+    makes = (getattr(extra.get("trainer_cls") or Trainer, name) for name in MAKING_OPTIMIZERS)
+    if all(method.__module__.startswith(LIBRARIES) for method in makes):
         return False
     config = TrialConfig(per_device_train_batch_size=1)
     with tempfile.TemporaryDirectory(prefix="autofit-", dir=os.environ.get(SCRATCH)) as directory:

@@ -198,6 +198,7 @@ def test_a_live_model_in_half_precision_is_not_trained_as_if_it_were_fp32(precis
     assert "the model's own weights are bfloat16" in str(precision_problem(precision, live))
     assert precision_problem(Precision.BF16, live) is None
     assert precision_problem(Precision.PURE_BF16, live) is None
+    assert {c.precision for c in build_space(effective_batch=8, capabilities=live).configs} == {Precision.BF16, Precision.PURE_BF16}
 
 
 def test_paged_memory_needs_cuda() -> None:

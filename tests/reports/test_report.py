@@ -273,6 +273,16 @@ def test_one_that_the_figures_show_to_be_slower_is_no_tie() -> None:
     assert f"Not separated yet from {TIED.label()}" in early
 
 
+def test_a_run_that_saw_no_row_known_to_be_the_longest_is_not_said_to_have() -> None:
+    script = dataclasses.replace(result_of(), confirmed=True, model={"source": "script", "sample_length": None})
+    uneven = {"uneven": True, "memory_decided_by": {"length": 9, "unit": "tokens", "shown": False}}
+    for result in (script, dataclasses.replace(script, data=uneven)):
+        assert "Confirmed in a run at full accumulation." in standing_lines(result, 100)
+    shown = {"uneven": True, "memory_decided_by": {"length": 9, "unit": "tokens", "shown": True}}
+    for result in (dataclasses.replace(script, model={}), dataclasses.replace(script, data=shown), dataclasses.replace(script, data={"uneven": False})):
+        assert "Confirmed in a run at full accumulation and longest length." in standing_lines(result, 100)
+
+
 def test_a_playoff_that_ended_too_early_is_not_called_a_tie() -> None:
     result = dataclasses.replace(result_of(), settled=False)
     said = " ".join(standing_lines(result, 100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from autofit.problem.config import Precision, TrialConfig
 from autofit.problem.spec import Workload
 from autofit.reports.report import report_lines
 from autofit.reports.report_script import usage
-from autofit.results.export import cli_flags, export
+from autofit.results.export import cli_flags, export, flags_trouble
 from autofit.results.result import TuneResult
 from autofit.search.script_baseline import own_configuration
 from tests.builders import CPU, make_config, make_record, make_result
@@ -120,6 +121,19 @@ def test_where_flags_do_not_reach_the_script_lines_to_change_are_given(
     assert "    per_device_train_batch_size=16," in lines
     assert "    bf16=False," in lines
     assert not any("output_dir" in line for line in lines)
+
+
+def test_what_the_code_sets_and_the_answer_does_not_name_is_no_trouble_for_flags() -> None:
+    kept = answer(make_config(16), set_in_code=["dataloader_num_workers"])
+    assert flags_trouble(kept) is None
+    more = answer(make_config(16, extra=(("dataloader_num_workers", 2),)), set_in_code=["dataloader_num_workers"])
+    assert flags_trouble(more) == "train.py sets dataloader_num_workers in its own code: flags have no effect there"
+
+
+def test_lines_to_change_name_the_scripts_own_class() -> None:
+    result = answer(make_config(16), origin="code")
+    own = dataclasses.replace(result, model={**result.model, "arguments_class": "trl.trainer.sft_config.SFTConfig"})
+    assert usage(own)[0] == "change these lines of SFTConfig in train.py:"
 
 
 def test_how_the_model_is_loaded_is_said_only_where_the_script_loads_it_otherwise() -> None:

@@ -104,7 +104,9 @@ def test_a_run_that_waits_for_its_data_is_said() -> None:
     (warning,) = of_winner(measured(fetch_seconds=(micro,)))
     assert one_line([warning]) == ["input_bound"]
     assert warning.message.startswith("50 %")
-    assert "dataloader_num_workers" in str(warning.next_step)
+    assert str(warning.next_step).startswith("raise dataloader_num_workers")
+    (stream,) = of_winner(measured(fetch_seconds=(micro,), facts={"loader": {"repeats": True}}))
+    assert str(stream.next_step).startswith("divide the stream among workers")
 
 
 @pytest.mark.parametrize(("reason", "advised"), [(Reason.ERROR, False), (Reason.INTERRUPTED, True)])
@@ -191,6 +193,14 @@ def test_without_a_prediction_or_a_counter_there_is_no_error() -> None:
     memory = replace(bare.measurement.memory, peak_reserved_bytes=None)
     without = replace(bare, measurement=replace(bare.measurement, memory=memory))
     assert advisories.prediction_error(without) is None
+
+
+@pytest.mark.parametrize(("prepared", "seconds", "said"), [(8.0, 10.0, ["script_preparation"]), (8.0, 100.0, []), (0.8, 1.0, []), (None, 10.0, [])])
+def test_a_script_that_takes_most_of_each_trial_to_prepare_is_told(prepared: float | None, seconds: float, said: list[str]) -> None:
+    facts = {"script_seconds": prepared}
+    found = advisories.of_records([make_record(n, CONFIG, 100.0, facts=facts, seconds=seconds) for n in range(2)])
+    assert one_line(found) == said
+    assert all("80 % of the time of trials" in warning.message and "8.00 s each" in warning.message for warning in found)
 
 
 @pytest.mark.parametrize(("rows", "said"), [(10, ["few_rows"]), (64, []), (None, [])])

@@ -177,6 +177,11 @@ def test_the_users_own_workers_are_where_it_starts() -> None:
     assert tried[0] == {WORKERS: 4}
 
 
+def test_a_stream_that_each_worker_would_give_whole_gets_none() -> None:
+    tried, step = walk(lambda s: 10.0 + int(s.get(WORKERS, 0) or 0), repeats=True)
+    assert (tried, step.best, step.limits) == ([], WINNER, True)
+
+
 def test_a_winner_without_a_word_on_its_loader_is_left_alone() -> None:
     step = next_step(WINNER, [make_record(1, WINNER, 10.0)], cores=8, cuda=False, tolerance=0.01)
     assert step == LoaderStep(best=WINNER)

@@ -56,8 +56,9 @@ def test_a_copy_of_arguments_asks_for_what_its_original_did(copied: str, place: 
         f"import copy, dataclasses\nargs = {copied}\nargs.learning_rate = 1e-3\n" + "Trainer(model=model(), args=args, train_dataset=rows).train()\n",
         build='base = TrainingArguments(OUT, per_device_train_batch_size=3, optim="adafactor", bf16=True, use_cpu=True, report_to="none")\n',
     )
-    own = place.describe()["script"]["own"]
-    assert (own["per_device_train_batch_size"], own["optim"], own["bf16"]) == (3, "adafactor", True)
+    script = place.describe()["script"]
+    own = script["own"]
+    assert (own["per_device_train_batch_size"], own["optim"], own["bf16"], script["set_in_code"]) == (3, "adafactor", True, [])
     result = place.run()
     assert result.outcome is Outcome.COMPLETED, result.failure
 
@@ -67,8 +68,10 @@ def test_what_a_copy_was_given_anew_is_its_own(place: Place) -> None:
         "import dataclasses\nargs = dataclasses.replace(base, per_device_train_batch_size=5)\nTrainer(model=model(), args=args, train_dataset=rows).train()\n",
         build='base = TrainingArguments(OUT, per_device_train_batch_size=3, optim="adafactor", use_cpu=True, report_to="none")\n',
     )
-    own = place.describe()["script"]["own"]
+    script = place.describe()["script"]
+    own = script["own"]
     assert (own["per_device_train_batch_size"], own["optim"]) == (5, "adafactor")
+    assert script["set_in_code"] == ["per_device_train_batch_size"], "a flag would have no effect"
 
 
 def test_an_assignment_of_what_a_trial_runs_with_anyway_counts_as_one(place: Place) -> None:
@@ -76,6 +79,18 @@ def test_an_assignment_of_what_a_trial_runs_with_anyway_counts_as_one(place: Pla
     script = place.describe()["script"]
     assert script["set_in_code"] == ["per_device_train_batch_size"]
     assert script["own"]["per_device_train_batch_size"] == 8
+
+
+def test_what_the_script_sets_of_fields_that_only_later_trials_change_is_noted(place: Place) -> None:
+    place.script("args.dataloader_num_workers, args.learning_rate = 2, 1.0\nTrainer(model=model(), args=args, train_dataset=rows).train()\n")
+    facts = place.describe()
+    assert facts["script"]["set_in_code"] == ["dataloader_num_workers"]
+    assert not any("in its own code" in text for text in facts["warnings"])
+
+
+def test_what_the_script_compiles_itself_is_no_knob(place: Place) -> None:
+    place.script(TRAIN, build='args = TrainingArguments(OUT, torch_compile=True, use_cpu=True, report_to="none")\n')
+    assert "your own arguments set torch_compile" in place.describe()["extras"]["compile"]["problem"]
 
 
 def test_a_list_in_the_code_is_no_command_line(place: Place) -> None:
@@ -137,6 +152,7 @@ args, = HfArgumentParser(Own).parse_args_into_dataclasses()
     assert result.outcome is Outcome.COMPLETED, result.failure
 
 
+PARSE = "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()"
 PARSED = {
     "TRL's parser": ("args, = TrlParser((TrainingArguments,)).parse_args_and_config()", ["--output_dir", "o", "--use_cpu"], "flags"),
     "TRL's parser on nothing": ("args, = TrlParser((TrainingArguments,)).parse_args_and_config()", [], "flags"),
@@ -146,6 +162,10 @@ PARSED = {
         ["--output_dir", "o", "--data", "x", "--use_cpu"],
         "flags",
     ),
+    "what another parser left in sys.argv": (f"sys.argv.remove('eval'); {PARSE}", ["eval", "--use_cpu"], "flags"),
+    "words that the code puts in front": (f"sys.argv[1:1] = ['--output_dir', OUT]; {PARSE}", ["--use_cpu"], "flags"),
+    "words that the code adds": (f"sys.argv += ['--output_dir', 'o']; {PARSE}", ["--use_cpu"], "code"),
+    "a command line of the code's own": (f"sys.argv[1:] = ['--output_dir', 'o', '--use_cpu']; {PARSE}", ["--use_cpu", "--bf16"], "code"),
     "an empty list": ("args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(args=[])", ["--use_cpu"], "code"),
     "a dict of a file": ("args, = HfArgumentParser(TrainingArguments).parse_dict(json.load(open(sys.argv[1])))", ["CONFIG"], "file"),
     "a file": ("args, = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[1])", ["CONFIG"], "file"),

@@ -133,5 +133,6 @@ def test_the_text_of_a_module_names_its_outputs_too(tmp_path: Path, monkeypatch:
     (tmp_path / "out" / "model.bin").write_bytes(b"precious")
     (tmp_path / "own.py").write_text(f"{PREAMBLE}os.remove('out/model.bin')\nargs = TrainingArguments(output_dir='out', use_cpu=True)\n{TRAIN}")
     with ProcessRunner(Workload(model="own", script=("-m", "own", "unused")), "cpu") as runner:
-        assert runner.describe()["model"]["source"] == "script"
+        facts = runner.describe()["model"]
+    assert (facts["source"], len(facts["script"]["digest"])) == ("script", 16)
     assert contents(tmp_path / "out") == {"model.bin": b"precious"}

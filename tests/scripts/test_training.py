@@ -126,6 +126,18 @@ def test_checkpointing_of_the_script_itself_is_switched_off_where_a_trial_is_wit
     assert (result.measurement.facts or {})["checkpointing_switched_off"] is True
 
 
+def test_a_subclass_that_only_says_which_optimizer_is_made_keeps_it(place: Place) -> None:
+    place.script("""
+        class Own(Trainer):
+            @staticmethod
+            def get_optimizer_cls_and_kwargs(args, model=None):
+                return torch.optim.SGD, {"lr": 0.1}
+        Own(model=model(), args=args, train_dataset=rows).train()
+    """)
+    assert place.describe()["script"]["own_optimizer"] is True
+    assert place.run().outcome is Outcome.COMPLETED
+
+
 EAGER = CONFIG.but(extra=(("attn_implementation", "eager"),))
 
 
@@ -212,6 +224,8 @@ def test_one_model_has_one_digest_and_another_has_another(place: Place) -> None:
         ("sys.stdin.read()", "EOFError: the script reads standard input"),
         ("Trainer(model=model(), args=args).train()", "no train_dataset"),
         ("Trainer(model=model(), args=args, train_dataset=[]).train()", "training dataset is empty"),
+        ("TrainingArguments(OUT, fsdp=True)", "the script trains with fsdp: script mode tunes one process"),
+        ("TrainingArguments(OUT, deepspeed={'zero_optimization': {'stage': 2}})", "the script trains with deepspeed"),
     ],
 )
 def test_a_script_that_does_not_train_is_refused_in_one_line(place: Place, text: str, message: str) -> None:

@@ -46,6 +46,12 @@ def test_plain_defaults_take_eight_or_the_largest_divisor_below(total: int, size
     assert plain_defaults(total, OPTIM).per_device_train_batch_size == size
 
 
+def test_plain_defaults_of_a_model_that_is_stored_in_bf16_train_it_as_that() -> None:
+    assert plain_defaults(8, OPTIM, weights_dtype="bfloat16").precision is Precision.PURE_BF16
+    assert plain_defaults(8, OPTIM, {"bf16": True}, weights_dtype="bfloat16").precision is Precision.BF16
+    assert plain_defaults(8, OPTIM, weights_dtype="float32").precision is Precision.FP32
+
+
 @given(effective_batches())
 def test_the_hand_tries_every_power_of_two_that_divides(effective_batch: int) -> None:
     sizes = hand_recipe_sizes(effective_batch)

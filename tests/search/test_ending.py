@@ -18,7 +18,7 @@ from autofit.search.ending import (
     shortfall,
     signature,
 )
-from autofit.trials.trial import OUTSIDE, Failure, Reason, Role, TrialRecord
+from autofit.trials.trial import OUTSIDE, SCRIPT_PHASE, Failure, Reason, Role, TrialRecord
 from autofit.units import GIB, MIB
 from tests.builders import make_config, make_record
 
@@ -85,6 +85,8 @@ def test_a_time_out_has_another_remedy_than_a_traceback() -> None:
     assert "--trial-timeout" in error.hint
     assert isinstance(error, SearchFailed)
     assert error.traceback == ""
+    slow = search_failed([make_record(0, ONE, reason=Reason.TIMEOUT, phase=SCRIPT_PHASE)])
+    assert str(slow.hint).startswith("the script takes longer than that before it trains")
 
 
 def test_the_shortfall_is_the_smallest_that_is_predicted_else_the_smallest_that_was_seen() -> None:

@@ -17,7 +17,7 @@ from autofit.problem.spec import Workload
 from autofit.processes.protocol import SCRATCH
 from autofit.workload import models
 from autofit.workload.data.facts import STREAM, UNREAD, describe_data
-from autofit.workload.data.scan import length_of_row, lengths_of
+from autofit.workload.data.scan import CHECKED_ROWS, length_of_row, lengths_of
 from autofit.workload.objects import LiveObjects
 from tests.refusals import refused
 from tests.uneven import SMALL, Sentences, Torn
@@ -230,13 +230,18 @@ def test_a_dataset_that_raises_when_its_rows_are_counted_is_refused() -> None:
         lengths_of(Uncounted([]))
 
 
-def test_a_second_child_reads_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_child_reads_few_rows_unless_they_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SCRATCH, str(tmp_path))
-    first, second = Rows([{"input_ids": ids} for ids in IDS]), Rows([{"input_ids": ids} for ids in IDS])
-    found, again = lengths_of(first), lengths_of(second)
-    assert first.read == 4
-    assert second.read == 0
+    rows = [{"input_ids": [1] * (5 + i)} for i in range(100)]
+    first, second, slow, shuffled = Rows(rows), Rows(rows), Rows(rows, seconds=0.3), Rows([rows[7 * i % 100] for i in range(100)])
+    found, again, third, other = map(lengths_of, (first, second, slow, shuffled))
     assert found is not None
     assert again is not None
-    assert again.summary() == found.summary()
+    assert third is not None
+    assert other is not None
+    assert first.read == 100
+    assert second.read <= 2 * CHECKED_ROWS
+    assert slow.read <= 3
+    assert again.summary() == third.summary() == found.summary()
+    assert other.longest_batch(1) == (57,), "where row 99 is now"
     assert lengths_of(Sentences(LENGTHS)) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from autofit.trials.lengths import Lengths
@@ -10,6 +11,7 @@ from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
 from autofit.workload.models import ResolvedModel
 
 STREAM = "train_dataset is a stream: its longest rows cannot be looked up, and memory holds for the batches that came"
+SEVERAL = "train_dataset is several datasets: their longest rows are not looked up, and memory holds for the batches that came"
 UNREAD = "the rows of train_dataset hold nothing that has a length: which are the longest is not known, and memory holds for the batches that came"
 
 
@@ -25,9 +27,22 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
     objects = resolved.objects
     if objects is None or objects.train_dataset is None:
         return {"sample_length": resolved.seq_len}
-    if not is_map_style(objects.train_dataset):
-        return {"sample_length": None, "warnings": [STREAM]}
-    lengths = lengths_of(objects.train_dataset, length_column=_length_column(resolved))
+    return live_data(objects.train_dataset, length_column=_length_column(resolved))
+
+
+def live_data(dataset: Any, *, length_column: str = LENGTH) -> dict[str, Any]:
+    """As `describe_data`, of the dataset that somebody's Trainer gets.
+
+    Args:
+        dataset: of any kind.
+        length_column: `TrainingArguments.length_column_name`.
+
+    Raises:
+        UserError: the dataset is empty, or raises when a row is read.
+    """
+    if not is_map_style(dataset):
+        return {"sample_length": None, "warnings": [SEVERAL if isinstance(dataset, Mapping) else STREAM]}
+    lengths = lengths_of(dataset, length_column=length_column)
     if lengths is None:
         return {"sample_length": None, "warnings": [UNREAD]}
     summary = lengths.summary()

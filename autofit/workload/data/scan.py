@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from autofit.workload.data.library import is_a, pa, pc
 from autofit.workload.sources import first_line
 
 MOST_ROWS, MOST_SECONDS = 200_000, 5.0  #: looked at one by one
+CHECKED_ROWS, CHECKED_SECONDS = 8, 0.5  #: of the longest that were kept, then of others, looked at again
 ELEMENTS = "elements"
 INPUTS = {"input_ids": "tokens", "input_values": "samples of audio", "input_features": ELEMENTS, "attention_mask": "tokens"}
 PADDED = ("tokens", "samples of audio")  #: units of what a batch is padded in, as it is
@@ -50,12 +51,12 @@ def lengths_of(
     if by_column is not None:
         return by_column
     kept = _kept(dataset, what)
-    if kept is not None and kept.exists():
-        return _load(kept)
-    found = _by_row(dataset, length_column, most_seconds, what)
-    if kept is not None and found is not None:
-        _save(kept, found)
-    return found
+    scan = _load(kept) if kept is not None and kept.exists() else None
+    if scan is None or not _still_so(dataset, scan, length_column, what):
+        scan = _by_row(dataset, length_column, most_seconds, what)
+        if kept is not None and scan is not None:
+            _save(kept, scan)
+    return None if scan is None else _lengths(scan.inputs, scan.targets, scan.unit, rows=scan.rows, total=len(dataset))
 
 
 def _count(dataset: Any, what: str) -> int:
@@ -66,8 +67,8 @@ def _count(dataset: Any, what: str) -> int:
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether rows can be read by number."""
-    if isinstance(dataset, torch.utils.data.IterableDataset) or is_a(dataset, "IterableDataset"):
+    """Whether rows can be read by number: not those of a stream, nor of several datasets by name."""
+    if isinstance(dataset, torch.utils.data.IterableDataset | Mapping) or is_a(dataset, "IterableDataset"):
         return False
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
@@ -190,7 +191,17 @@ def _numbers(column: Any) -> Any:
     return np.asarray(pc.fill_null(column, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) -> Lengths | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scan:
+    """What `length_of_row` said of some rows, by ascending number."""
+
+    rows: Any
+    inputs: Any
+    targets: Any
+    unit: str
+
+
+def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) -> _Scan | None:
     total = len(dataset)
     order = np.random.default_rng(0).choice(total, min(total, MOST_ROWS), replace=False)
     rows, inputs, targets, unit = [], [], [], None
@@ -205,9 +216,16 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) ->
     if unit is None:
         return None
     in_order = np.argsort(rows)
-    picked = (np.asarray(values)[in_order] for values in (rows, inputs, targets))
-    numbers, lengths, others = picked
-    return _lengths(lengths, others, unit, rows=numbers, total=total)
+    numbers, lengths, others = (np.asarray(values)[in_order] for values in (rows, inputs, targets))
+    return _Scan(rows=numbers, inputs=lengths, targets=others, unit=unit)
+
+
+def _still_so(dataset: Any, scan: _Scan, length_column: str, what: str) -> bool:
+    """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process."""
+    some = [*np.argsort(-scan.inputs)[:CHECKED_ROWS], *np.linspace(0, len(scan.rows) - 1, CHECKED_ROWS, dtype=np.int64)]
+    read = _read(dataset, scan.rows[some], time.monotonic() + CHECKED_SECONDS, what)
+    kept = zip(scan.inputs[some], scan.targets[some])
+    return all((length_of_row(row, length_column) or ())[:2] == lengths for (_, row), lengths in zip(read, kept))
 
 
 def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:
@@ -236,14 +254,12 @@ def _kept(dataset: Any, what: str) -> Path | None:
     return Path(scratch) / f"lengths-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
-def _save(path: Path, lengths: Lengths) -> None:
+def _save(path: Path, scan: _Scan) -> None:
     own = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(own, unit=lengths.unit, total=lengths.total, rows=lengths.rows, inputs=lengths.inputs, targets=lengths.targets)
+    np.savez(own, unit=scan.unit, rows=scan.rows, inputs=scan.inputs, targets=scan.targets)
     os.replace(own, path)
 
 
-def _load(path: Path) -> Lengths:
+def _load(path: Path) -> _Scan:
     with np.load(path) as kept:
-        return Lengths(
-            unit=str(kept["unit"]), total=int(kept["total"]), rows=kept["rows"], inputs=kept["inputs"], targets=kept["targets"]
-        )
+        return _Scan(unit=str(kept["unit"]), rows=kept["rows"], inputs=kept["inputs"], targets=kept["targets"])

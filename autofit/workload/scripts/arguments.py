@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from autofit.errors import ScriptError
 from autofit.workload.replacing import replaced
 from autofit.workload.scripts.origin import Origin, origin_of
 
@@ -27,6 +28,7 @@ NEEDS_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 SILENT = ("save_strategy", "eval_strategy", "logging_strategy", "disable_tqdm")
 MARK = "_autofit_taken"  #: in the instance, so that it goes along with a copy
 LIBRARIES = ("transformers.trainer", "transformers.integrations", "accelerate", "trl.", "peft.", "dataclasses", "autofit.")  #: whose assignments are not the script's
+FIELDS = frozenset(field.name for field in fields(TrainingArguments))
 DERIVED = ("mixed_precision", "gradient_checkpointing", "gradient_checkpointing_kwargs", "lr_scheduler_type")
 
 
@@ -57,13 +59,14 @@ class ArgumentKeeper:
         values: field -> value, by the names of the installed TrainingArguments.
         directory: instead of the output directory.
         on_output: told of every directory that the script meant to write to.
+        typed: words of the script's command line.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], directory: str, *, on_output: Callable[[str], None]
+        self, values: Mapping[str, Any], directory: str, *, on_output: Callable[[str], None], typed: Sequence[str] = ()
     ) -> None:
         self._values = {**values, "output_dir": directory}
-        self._directory, self._on_output = directory, on_output
+        self._directory, self._on_output, self._typed = directory, on_output, tuple(typed)
         self._taken: list[Taken] = []
         self._writing = False
         self.set_later: set[str] = set()
@@ -119,13 +122,15 @@ class ArgumentKeeper:
     def _hooked(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def post_init(args: TrainingArguments) -> None:
+            refuse_distributed(args)
             own = {
                 name: plain(getattr(args, name)) for name in (*self._values, *DERIVED) if hasattr(args, name)
             }
-            copied, origin = self._original(args), origin_of(sys._getframe(1))
+            copied, origin = self._original(args), origin_of(sys._getframe(1), self._typed)
             if copied is not None:
                 given = {name: value for name, value in own.items() if value != plain(copied.held.get(name))}
                 own, origin = {**copied.own, **given}, copied.origin
+                self.set_later.update(name for name in given if name in self._values and name != "output_dir")
             if args.output_dir is not None and not self._inside(args.output_dir):
                 self._on_output(str(args.output_dir))
             with self._ours():
@@ -151,7 +156,7 @@ class ArgumentKeeper:
         @functools.wraps(original)
         def set_attribute(args: TrainingArguments, name: str, value: Any) -> None:
             original(args, name, value)
-            if self._writing or name not in self._values or name == "output_dir":
+            if self._writing or name not in FIELDS or name == "output_dir":
                 return
             frame = sys._getframe(1)
             made = MARK in vars(args)
@@ -170,6 +175,17 @@ class ArgumentKeeper:
             yield
         finally:
             self._writing = before
+
+
+def refuse_distributed(args: TrainingArguments) -> None:
+    """Script mode is a world of one process.
+
+    Raises:
+        ScriptError: DeepSpeed or FSDP are asked for.
+    """
+    for name in ("deepspeed", "fsdp"):
+        if getattr(args, name, None):
+            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
 
 
 def _is_generated(frame: FrameType) -> bool:

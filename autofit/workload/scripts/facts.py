@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,21 @@ from transformers import Trainer, TrainingArguments, set_seed
 from autofit.errors import ScriptError, UserError
 from autofit.problem.arguments import CHECKPOINTING_NAMES, explicit_arguments
 from autofit.problem.config import TrialConfig
-from autofit.problem.script_command import read_script
+from autofit.problem.extras import ARGUMENTS
+from autofit.problem.script_command import read_script, script_file
 from autofit.problem.script_source import trains_often
 from autofit.problem.spec import Workload
+from autofit.trials.trial import AFTER_SEARCH
 from autofit.workload import models
+from autofit.workload.data.facts import live_data
+from autofit.workload.data.scan import LENGTH
 from autofit.workload.evaluation import evaluation_label
 from autofit.workload.knobs import weight_dtype
 from autofit.workload.objects import LiveObjects
 from autofit.workload.scripts.run import Training, run_script
-from autofit.workload.scripts.trainer import ignores_optim, long_enough, refuse_distributed
+from autofit.workload.scripts.trainer import ignores_optim, long_enough
 from autofit.workload.sources import first_line
+from autofit.workload.surroundings import training_facts
 from autofit.workload.trial import argument_defaults, script_arguments
 from autofit.workload.user_arguments import own_class
 
@@ -31,11 +38,12 @@ PLAIN = TrialConfig(
 
 
 def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
-    """Facts of the script's model as `models.facts` gives them, `weights_dtype`, and under `script` those of the script itself.
+    """Facts of the script's model as `models.facts` gives them, `weights_dtype`, those of its data and of what is around the model, and under `script`
+    those of the script itself.
 
     Returns:
-        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code`,
-        `own_optimizer`, and `digest` of its file (None for a module).
+        `script`: `origin` of its arguments (`flags`, `file`, `code`), `own` (field -> what it asked for), `set_in_code` (fields that an answer may
+        name), `own_optimizer`, and `digest` of its file (None where that is not found).
 
     Raises:
         ScriptError: it does not come to a training; its own traceback is kept.
@@ -48,7 +56,8 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
         classes.append(type(training.trainer.args))
 
     command = workload.script or ()
-    file = None if command[0] == "-m" else Path(command[0]).absolute()  # before the script goes elsewhere
+    found_file = script_file(command)  # before the script goes elsewhere
+    file = None if found_file is None else Path(found_file)
     set_seed(0)
     try:
         run_script(
@@ -68,13 +77,14 @@ def describe_script(workload: Workload, *, cpu: bool) -> dict[str, Any]:
 
 def _facts(training: Training, workload: Workload, file: Path | None) -> dict[str, Any]:
     trainer = training.trainer
-    refuse_distributed(trainer)
     long_enough(trainer.train_dataset, 1)
-    objects = LiveObjects(model=training.model)
+    arguments = {field.name: getattr(trainer.args, field.name, None) for field in dataclasses.fields(trainer.args)}
+    objects = LiveObjects(model=training.model, extra={"arguments": arguments})
     resolved = models.resolve_with(Workload(model=workload.model), objects)
+    data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)))
     own_optimizer = ignores_optim(trainer)
     tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
-    set_in_code = [name for name in training.set_in_code if name in tuned]
+    set_in_code = [name for name in training.set_in_code if name in {*tuned, *AFTER_SEARCH, *ARGUMENTS.values()}]
     script = {
         "origin": str(training.taken.origin),
         "own": {name: value for name, value in training.taken.own.items() if name in tuned},
@@ -85,12 +95,32 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
     }
     return {
         **models.facts(replace(resolved, source="script")),
-        "warnings": _warnings(training, file, set_in_code, own_optimizer=own_optimizer),
+        **data,
+        **_surroundings(trainer, arguments),
+        "warnings": [
+            *_warnings(training, file, [name for name in set_in_code if name in tuned], own_optimizer=own_optimizer),
+            *data.get("warnings", ()),
+        ],
         "task": None,
         "seq_len": None,
         "weights_dtype": weight_dtype(training.model),
         "script": script,
     }
+
+
+def _surroundings(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """What the script put around its model, files of arguments that it read included: what is tuned was replaced, and is the same every time. Paths in
+    its output directory are not: that is a trial's own."""
+    kept = {name: value for name, value in arguments.items() if str(trainer.args.output_dir) not in str(value)}
+    return training_facts(
+        {
+            "trainer_cls": type(trainer),
+            "callbacks": trainer.callback_handler.callbacks,
+            "processing_class": trainer.processing_class,
+            "data_collator": trainer.data_collator,
+            "arguments": kept,
+        }
+    )
 
 
 def evaluation_of(trainer: Trainer) -> dict[str, Any] | None:

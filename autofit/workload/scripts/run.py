@@ -187,7 +187,7 @@ def run_script(
         guard = WriteGuard(directory, () if file is None else (os.path.dirname(file),))
         for output in (*named_outputs(command), *_written_outputs(command)):  # the script may touch them before its arguments are made
             guard.keep(output)
-        keeper = ArgumentKeeper(values, directory, on_output=guard.keep)
+        keeper = ArgumentKeeper(values, directory, on_output=guard.keep, typed=command[2 if command[0] == "-m" else 1 :])
         run = _Run(name=label(command), keeper=keeper, guard=guard, at_training=at_training, length=length or {})
         failure: BaseException | None = None
         try:

@@ -28,6 +28,7 @@ from autofit.workload.knobs import checkpointing_active, weight_dtype
 from autofit.workload.scripts.guard import TrainingStopped
 from autofit.workload.subject import lengthened
 
+MAKING_OPTIMIZERS = ("create_optimizer", "get_optimizer_cls_and_kwargs")  #: methods of Trainer that a class may have its own way in
 AS_NAMED = "_autofit_optimizer"  #: in a Trainer: the optimizer that it made before its training, as `optim` says
 SWITCHED_OFF = "_autofit_switched_off"  #: in a Trainer: that its model came with checkpointing, and trains without
 REPORTERS = "transformers.integrations"  #: callbacks defined there write for trackers
@@ -67,10 +68,9 @@ def make_ready(trainer: Trainer, model: nn.Module, config: TrialConfig) -> None:
     """Silence the Trainer, look at its data, and bring weights, attention and checkpointing to what `config` says.
 
     Raises:
-        ScriptError: the script trains over several processes, or has no training data.
+        ScriptError: the script has no training data.
         UserError: the model does not take the attention.
     """
-    refuse_distributed(trainer)
     silence(trainer)
     trainer.train_dataset = long_enough(trainer.train_dataset, 1)
     wanted = PRECISION_FACTS[config.precision].weight_dtype
@@ -117,17 +117,6 @@ def silence(trainer: Trainer) -> None:
             trainer.remove_callback(callback)
 
 
-def refuse_distributed(trainer: Trainer) -> None:
-    """Script mode is a world of one process.
-
-    Raises:
-        ScriptError: DeepSpeed or FSDP are asked for.
-    """
-    for name in ("deepspeed", "fsdp"):
-        if getattr(trainer.args, name, None):
-            raise ScriptError(f"the script trains with {name}: script mode tunes one process without it")
-
-
 def long_enough(data: Any, length: int) -> Any:
     """The script's training data, repeated to `length` rows where it has fewer; streams and data without a length as they are.
 
@@ -147,7 +136,7 @@ def ignores_optim(trainer: Trainer) -> bool:
         return True
     if trainer.optimizer is not None:
         return trainer.optimizer is not vars(trainer).get(AS_NAMED)
-    if type(trainer).create_optimizer is Trainer.create_optimizer:
+    if all(getattr(type(trainer), name) is getattr(Trainer, name) for name in MAKING_OPTIMIZERS):
         return False
     try:
         return _made_for(trainer, OptimizerNames.SGD) is _made_for(trainer, OptimizerNames.ADAMW_TORCH)
