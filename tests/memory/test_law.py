@@ -183,4 +183,19 @@ def test_what_rises_in_steps_is_told_between_and_beyond_the_traces() -> None:
     assert law.trace(100).sizes == law.sizes(100) == law.trace(100).taken(law.trace(100).sizes)
     assert MemoryLaw.from_json(json.loads(json.dumps(law.to_json()))) == law
     with pytest.raises(NotAffine, match="share memory"):
-        MemoryLaw.fit(traced(2, stairs), traced(4, replace(stairs, most=60)))
+        compare_structure(traced(2, stairs), traced(4, replace(stairs, most=60)))
+
+
+def test_a_sum_whose_width_is_the_batch_does_not_cost_the_law() -> None:
+    common = Stairs(grain=10, most=50, later=160, least=20)
+
+    def traced(batch: int) -> Trace:
+        builder = TraceBuilder()
+        builder.alloc(MIB * batch, "aten.mm.default")
+        builder.free(builder.alloc(7 * batch, "aten.sum.dim_IntList workspace", stairs=common))
+        own = Stairs(grain=4 * batch, most=4000 * batch, later=64 * batch, least=63 * batch)
+        builder.free(builder.alloc(batch, "aten.sum.dim_IntList workspace", stairs=own))
+        return builder.build(Facts(batch=batch))
+
+    law = MemoryLaw.fit(traced(2), traced(4), checks=[traced(3), traced(6)])
+    assert law.sizes(7) == (7 * MIB, 50, 0)
