@@ -124,11 +124,11 @@ class Recording:
     unsound: str | None = None
 
     def wants(self, config: TrialConfig, this_round: int) -> bool:
-        """Whether the configuration has to run (again) in this round, and its kind is not one that fails."""
-        if self.failed_kinds.get(_kind(config), 0) >= FAILURES_OF_A_KIND:
-            return False
+        """Whether the configuration has to run (again) in this round, and has run before or is not of a kind that fails."""
         point = self.points.get(config.key())
-        return point is None or (point.measurement is not None and point.runs < this_round)
+        if point is None:
+            return self.failed_kinds.get(_kind(config), 0) < FAILURES_OF_A_KIND
+        return point.measurement is not None and point.runs < this_round
 
     def run(self, config: TrialConfig, runner: Runner) -> str:
         """Run or answer one configuration, write the file, and return what became of it.

@@ -157,6 +157,21 @@ def test_a_batch_size_that_fails_alone_does_not_cost_the_others(tmp_path: Path) 
     assert {p.config for p in recording.landscape().points} == {c for c in CONFIGS if c.per_device_train_batch_size > 1}
 
 
+def test_batch_sizes_that_fail_do_not_cost_later_rounds_what_has_run(tmp_path: Path) -> None:
+    class Small(ReplayRunner):
+        def run(self, request: TrialRequest) -> TrialResult:
+            if request.config.per_device_train_batch_size > 2:
+                return TrialResult(outcome=Outcome.FAILED, failure=Failure(reason=Reason.TIMEOUT, message="took too long"))
+            return super().run(request)
+
+    recording, runner, rounds = recording_at(tmp_path / "grid.json"), Small(GRID), 3
+    for number, config in enumerate(in_order(CONFIGS, rounds, seed=0)):
+        if recording.wants(config, number // len(CONFIGS) + 1):
+            recording.run(config, runner)
+    runs = {p.config: p.runs for p in recording.landscape().points}
+    assert runs == {c: rounds for c in CONFIGS if c.per_device_train_batch_size <= 2}
+
+
 @pytest.mark.parametrize(("recorded_before", "most"), [(False, FAILURES_BEFORE_STOP), (True, FAILURES_LATER)])
 def test_failures_in_a_row_end_the_recording_and_lose_nothing(recorded_before: bool, most: int, tmp_path: Path) -> None:
     recording, runner = recording_at(tmp_path / "grid.json"), ReplayRunner(GRID)
