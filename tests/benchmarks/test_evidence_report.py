@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -130,6 +131,14 @@ def test_a_trace_that_cannot_be_read_is_named(reading: Reading) -> None:
     (reading.path / "snapshots" / "traced-0.json.gz").write_bytes(b"\x1f\x8b")
     with pytest.raises(FileFormatError, match=r"traced-0.json.gz' cannot be read"):
         comparisons(reading)
+
+
+def test_a_folder_of_an_earlier_day_is_reported(reading: Reading) -> None:
+    path = reading.path / "snapshots" / "traced-0.json.gz"
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    del data["stairs"]
+    path.write_bytes(gzip.compress(json.dumps(data | {"version": 1, "ceilings": [[0, 8 << 20]]}).encode()))
+    assert comparisons(reading)["bert small"]["births"]["matched"] == 1
 
 
 def test_what_a_grid_lacks_stands_beside_it_and_beside_the_regret_against_it(reading: Reading) -> None:
