@@ -173,6 +173,8 @@ class Folder:
     def held(self) -> Iterator[None]:
         """Keep other calls off the folder: each would write its own rows over the other's. The kernel lets go when the process ends.
 
+        A file system that cannot lock folders (some of a network) is gone on with.
+
         Raises:
             UserError: another call works in it.
         """
@@ -182,6 +184,8 @@ class Folder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another call works in {str(self.path)!r}", hint="wait for that one, or give another --out") from None
+            except OSError:
+                pass
             yield
         finally:
             os.close(handle)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
@@ -119,6 +121,16 @@ def test_a_folder_is_of_one_machine_and_one_set_of_versions(folder: Folder) -> N
         folder.check({**IDENTITY, "device": "Other"})
     with pytest.raises(UserError, match="torch"):
         folder.check({**IDENTITY, "torch": "2.13.0"})
+
+
+def test_a_file_system_that_cannot_lock_folders_is_written_to(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_handle: int, _how: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with folder.held():
+        folder.sheet("facts").put("machine")
+    assert folder.sheet("facts").settled("machine")
 
 
 def test_a_dry_run_and_a_run_never_share_a_sheet(folder: Folder) -> None:
