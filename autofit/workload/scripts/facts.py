@@ -81,7 +81,7 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
     arguments = {field.name: getattr(trainer.args, field.name, None) for field in dataclasses.fields(trainer.args)}
     objects = LiveObjects(model=training.model, extra={"arguments": arguments})
     resolved = models.resolve_with(Workload(model=workload.model), objects)
-    data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)))
+    data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)), ordered=False)
     own_optimizer = ignores_optim(trainer)
     tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
     set_in_code = [name for name in training.set_in_code if name in {*tuned, *AFTER_SEARCH, *ARGUMENTS.values()}]
