@@ -54,7 +54,7 @@ def live_data(dataset: Any, *, length_column: str = LENGTH, ordered: bool = True
         "data": {
             "source": "train_dataset",
             "uneven": lengths.uneven,
-            "digest": _digest(lengths, ordered=ordered),
+            "digest": lengths_digest(lengths, ordered=ordered),
             "lengths": summary.to_json(),
         }
     }
@@ -75,10 +75,11 @@ def _length_column(resolved: ResolvedModel) -> str:
     return str(arguments.get("length_column_name") or LENGTH)
 
 
-def _digest(lengths: Lengths, *, ordered: bool) -> str:
+def lengths_digest(lengths: Lengths, *, ordered: bool) -> str:
     """Of all lengths; of their number where a bounded scan would not see the same rows again."""
-    pairs = np.stack([lengths.inputs, lengths.targets])
-    if lengths.complete and not ordered:
-        pairs = pairs[:, np.lexsort(pairs)]
-    content = pairs.tobytes() if lengths.complete else b""
+    content = b""
+    if lengths.complete and ordered:
+        content = lengths.inputs.tobytes() + lengths.targets.tobytes()
+    elif lengths.complete:
+        content = np.sort(lengths.inputs * (int(lengths.targets.max()) + 1) + lengths.targets).tobytes() + lengths.targets.max().tobytes()
     return hashlib.sha256(str(lengths.total).encode() + content).hexdigest()[:16]
