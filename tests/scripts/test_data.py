@@ -55,8 +55,13 @@ class Own(TrainingArguments):
         super().__post_init__()
         self.cache = os.path.join(self.output_dir, "cache")
 args = Own(OUT, report_to="none", use_cpu=True)
+class Collator:
+    def __init__(self, cache):
+        self.cache = [cache]
+    def __call__(self, rows):
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 """
-    place.script(TRAIN, build=build)
+    place.script("Trainer(model=model(), args=args, train_dataset=rows, data_collator=Collator(args.cache)).train()", build=build)
     assert place.describe()["training"] == place.describe()["training"]
 
 
