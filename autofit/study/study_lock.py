@@ -9,8 +9,11 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 from autofit.errors import StudyError
+
+_HELD: WeakSet[socket.socket] = WeakSet()  #: of this process
 
 
 @contextlib.contextmanager
@@ -27,8 +30,10 @@ def held(path: str | Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as lock:
+    with contextlib.ExitStack() as stack:
         try:
+            lock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            _HELD.add(lock)
             lock.bind(_name(path))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -36,6 +41,15 @@ def held(path: str | Path | None) -> Iterator[None]:
                     f"study file {str(path)!r} is in use by another search", hint="wait for that one, or give another path to --study"
                 ) from None
         yield
+
+
+def _let_go() -> None:
+    """In a forked copy of this process, which may outlive the search: the name is free when all who have the socket have closed it."""
+    for lock in _HELD:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _name(path: str | Path) -> str:

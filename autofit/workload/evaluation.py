@@ -21,6 +21,7 @@ from autofit.errors import UserError
 from autofit.processes.exception_report import describe_exception
 from autofit.processes.failure import Evidence, classify_exception
 from autofit.trials.trial import Reason
+from autofit.workload.data.facts import lengths_digest
 from autofit.workload.data.scan import is_map_style, lengths_of
 from autofit.workload.digests import digest_of
 from autofit.workload.loader import batch_size_of
@@ -281,7 +282,7 @@ def _lengths_digest(data: Any, name: str) -> str | None:
         lengths = lengths_of(data, what=f"evaluation {name}".strip())
     except UserError:
         return None
-    return digest_of([lengths.inputs.tolist(), lengths.targets.tolist()]) if lengths is not None and lengths.complete else None
+    return lengths_digest(lengths, ordered=False) if lengths is not None and lengths.complete else None
 
 
 def count(data: Any) -> int | None:

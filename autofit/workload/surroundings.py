@@ -18,11 +18,12 @@ NOT_MEASURED = (
 )  # fmt: skip
 
 
-def training_facts(extra: Mapping[str, Any]) -> dict[str, str]:
+def training_facts(extra: Mapping[str, Any], *, own_directory: str | None = None) -> dict[str, str]:
     """`training`, a label and a digest of what the user put around the model; empty where there is nothing.
 
     Args:
         extra: the live objects beside model and data.
+        own_directory: of a trial, whose name is another each time: no text that holds it counts.
     """
     collator = extra.get("data_collator")
     named = [extra.get("trainer_cls"), *(extra.get("callbacks") or ()), extra.get("processing_class")]
@@ -33,7 +34,17 @@ def training_facts(extra: Mapping[str, Any]) -> dict[str, str]:
         return {}
     label = ", ".join(name.rpartition(".")[2] for name in names) or "Trainer"
     own = [] if collator is None else [_collator(collator)]
-    return {"training": f"{label} {digest_of([names, _told(arguments), _told(further), *own])}"}
+    told = _without([names, _told(arguments), _told(further), *own], own_directory)
+    return {"training": f"{label} {digest_of(told)}"}
+
+
+def _without(told: Any, directory: str | None) -> Any:
+    """JSON without the texts that hold the name of a directory."""
+    if isinstance(told, dict):
+        return {name: _without(value, directory) for name, value in told.items()}
+    if isinstance(told, list):
+        return [_without(value, directory) for value in told]
+    return None if directory and isinstance(told, str) and directory in told else told
 
 
 def _collator(collator: Any) -> Any:

@@ -24,6 +24,16 @@ def test_other_rows_under_the_same_name_are_other_data(place: Place) -> None:
     assert first == again != other
 
 
+def test_the_same_rows_in_another_order_are_the_same_data(place: Place) -> None:
+    lengths = place.directory / "lengths.json"
+    found = []
+    for text in ("[8, 8, 16, 4]", "[4, 16, 8, 8]"):
+        lengths.write_text(text)
+        place.script(TRAIN, str(lengths), build=BUILD + ROWS)
+        found.append(place.describe()["data"]["digest"])
+    assert found[0] == found[1]
+
+
 def test_another_value_in_a_file_of_arguments_is_another_training(place: Place) -> None:
     build = "from transformers import HfArgumentParser\nargs, = HfArgumentParser(TrainingArguments).parse_json_file(sys.argv[2])\n"
     config = place.directory / "config.json"
@@ -45,8 +55,13 @@ class Own(TrainingArguments):
         super().__post_init__()
         self.cache = os.path.join(self.output_dir, "cache")
 args = Own(OUT, report_to="none", use_cpu=True)
+class Collator:
+    def __init__(self, cache):
+        self.cache = [cache]
+    def __call__(self, rows):
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 """
-    place.script(TRAIN, build=build)
+    place.script("Trainer(model=model(), args=args, train_dataset=rows, data_collator=Collator(args.cache)).train()", build=build)
     assert place.describe()["training"] == place.describe()["training"]
 
 

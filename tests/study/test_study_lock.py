@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,27 @@ from autofit.study.study_lock import held
 with held(sys.argv[1]):
     print("held", flush=True)
     time.sleep(60)
+"""
+
+FORKED = """
+import os, sys
+from autofit.errors import StudyError
+from autofit.study.study_lock import held
+begun, end = os.pipe(), os.pipe()
+with held(sys.argv[1]):
+    if os.fork() == 0:
+        os.close(end[1])
+        os.write(begun[1], b"x")
+        os.read(end[0], 1)
+        os._exit(0)
+    os.read(begun[0], 1)
+    try:
+        with held(sys.argv[1]):
+            pass
+    except StudyError:
+        print("held")
+with held(sys.argv[1]):
+    print("held again")
 """
 
 
@@ -55,6 +78,20 @@ def test_where_there_are_no_such_names_a_search_goes_on(tmp_path: Path, monkeypa
     monkeypatch.setattr(study_lock, "_name", lambda path: str(tmp_path / "none" / "socket"))
     with held(tmp_path / "study.journal"):
         pass
+
+
+def test_where_there_are_no_such_sockets_a_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*kind: int) -> socket.socket:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(socket, "socket", refused)
+    with held(tmp_path / "study.journal"):
+        pass
+
+
+def test_a_copy_of_the_process_that_outlives_the_search_does_not_hold_the_study(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path / "study.journal")], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("held\nheld again\n", "")
 
 
 def test_a_search_without_a_file_needs_no_lock() -> None:

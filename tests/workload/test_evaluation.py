@@ -94,6 +94,7 @@ def test_an_evaluation_of_longer_rows_or_with_other_settings_is_another() -> Non
     assert len(set(labels)) == len(labels)
     assert labels[0].startswith("list of 6 rows, ")
     assert evaluation_label(datasets.Dataset.from_list(ROWS), {}) == evaluation_label(datasets.Dataset.from_list(ROWS), {"seed": 1})
+    assert evaluation_label(ROWS[::-1], {}) == labels[0], "the longest rows are evaluated, wherever they are"
     assert evaluation_label(Stream(), {}).startswith("Stream of unknown length, ")
     assert evaluation_label([], {}).startswith("list of 0 rows, ")
 

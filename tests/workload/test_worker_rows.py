@@ -127,3 +127,10 @@ def test_a_row_is_told_by_all_that_is_in_it() -> None:
     assert not told(numbers).like(told(numbers.flip(0)))
     assert not told([0.5]).like(told([0.6]))
     assert told(torch.tensor([torch.nan, 1.0])).like(told(torch.tensor([torch.nan, 1.0])))
+
+
+def test_a_row_with_an_infinite_mask_is_like_itself_and_unlike_another() -> None:
+    mask = [float("-inf"), float("-inf"), 0.0]
+    one, again, other = (told({"mask": torch.tensor(mask), "x": torch.tensor([x])}) for x in (1.0, 1.0, 2.0))
+    assert one.like(again)
+    assert not one.like(other)

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from autofit.trials.lengths import Lengths
 from autofit.workload.data.scan import LENGTH, PADDED, is_map_style, lengths_of
 from autofit.workload.models import ResolvedModel
@@ -30,12 +32,13 @@ def describe_data(resolved: ResolvedModel) -> dict[str, Any]:
     return live_data(objects.train_dataset, length_column=_length_column(resolved))
 
 
-def live_data(dataset: Any, *, length_column: str = LENGTH) -> dict[str, Any]:
+def live_data(dataset: Any, *, length_column: str = LENGTH, ordered: bool = True) -> dict[str, Any]:
     """As `describe_data`, of the dataset that somebody's Trainer gets.
 
     Args:
         dataset: of any kind.
         length_column: `TrainingArguments.length_column_name`.
+        ordered: whether the same rows in another order have another digest: a script may make them from a set, whose order is another in each run.
 
     Raises:
         UserError: the dataset is empty, or raises when a row is read.
@@ -51,7 +54,7 @@ def live_data(dataset: Any, *, length_column: str = LENGTH) -> dict[str, Any]:
         "data": {
             "source": "train_dataset",
             "uneven": lengths.uneven,
-            "digest": _digest(lengths),
+            "digest": lengths_digest(lengths, ordered=ordered),
             "lengths": summary.to_json(),
         }
     }
@@ -72,7 +75,11 @@ def _length_column(resolved: ResolvedModel) -> str:
     return str(arguments.get("length_column_name") or LENGTH)
 
 
-def _digest(lengths: Lengths) -> str:
+def lengths_digest(lengths: Lengths, *, ordered: bool) -> str:
     """Of all lengths; of their number where a bounded scan would not see the same rows again."""
-    content = lengths.inputs.tobytes() + lengths.targets.tobytes() if lengths.complete else b""
+    content = b""
+    if lengths.complete and ordered:
+        content = lengths.inputs.tobytes() + lengths.targets.tobytes()
+    elif lengths.complete:
+        content = np.sort(lengths.inputs * (int(lengths.targets.max()) + 1) + lengths.targets).tobytes() + lengths.targets.max().tobytes()
     return hashlib.sha256(str(lengths.total).encode() + content).hexdigest()[:16]

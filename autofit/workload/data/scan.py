@@ -221,11 +221,20 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) ->
 
 
 def _still_so(dataset: Any, scan: _Scan, length_column: str, what: str) -> bool:
-    """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process."""
+    """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process.
+
+    Rows that are drawn at each reading are never the same: of those the kept lengths say as much as any.
+    """
     some = [*np.argsort(-scan.inputs)[:CHECKED_ROWS], *np.linspace(0, len(scan.rows) - 1, CHECKED_ROWS, dtype=np.int64)]
     read = _read(dataset, scan.rows[some], time.monotonic() + CHECKED_SECONDS, what)
     kept = zip(scan.inputs[some], scan.targets[some])
-    return all((length_of_row(row, length_column) or ())[:2] == lengths for (_, row), lengths in zip(read, kept))
+    others = {index: found for (index, row), lengths in zip(read, kept) if (found := _of_row(row, length_column)) != lengths}
+    again = _read(dataset, list(others), time.monotonic() + CHECKED_SECONDS, what)
+    return not others or any(_of_row(row, length_column) != others[index] for index, row in again)
+
+
+def _of_row(row: Any, length_column: str) -> tuple[int, ...]:
+    return (length_of_row(row, length_column) or ())[:2]
 
 
 def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:

@@ -123,7 +123,7 @@ def told(row: Any) -> Told:
         if isinstance(part, bytes):
             digest.update(part)
         else:
-            values = np.nan_to_num(part.astype(np.float64).ravel())
+            values = np.nan_to_num(part.astype(np.float64).ravel(), posinf=0.0, neginf=0.0)  # a mask's -inf: sums of its stand-ins overflow
             sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
     return Told(digest.hexdigest(), tuple(sums))
 

@@ -81,7 +81,7 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
     arguments = {field.name: getattr(trainer.args, field.name, None) for field in dataclasses.fields(trainer.args)}
     objects = LiveObjects(model=training.model, extra={"arguments": arguments})
     resolved = models.resolve_with(Workload(model=workload.model), objects)
-    data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)))
+    data = live_data(trainer.train_dataset, length_column=str(getattr(trainer.args, "length_column_name", LENGTH)), ordered=False)
     own_optimizer = ignores_optim(trainer)
     tuned = {*explicit_arguments(PLAIN, argument_defaults()), *CHECKPOINTING_NAMES, "use_cpu"}
     set_in_code = [name for name in training.set_in_code if name in {*tuned, *AFTER_SEARCH, *ARGUMENTS.values()}]
@@ -111,15 +111,15 @@ def _facts(training: Training, workload: Workload, file: Path | None) -> dict[st
 def _surroundings(trainer: Trainer, arguments: Mapping[str, Any]) -> dict[str, str]:
     """What the script put around its model, files of arguments that it read included: what is tuned was replaced, and is the same every time. Paths in
     its output directory are not: that is a trial's own."""
-    kept = {name: value for name, value in arguments.items() if str(trainer.args.output_dir) not in str(value)}
     return training_facts(
         {
             "trainer_cls": type(trainer),
             "callbacks": trainer.callback_handler.callbacks,
             "processing_class": trainer.processing_class,
             "data_collator": trainer.data_collator,
-            "arguments": kept,
-        }
+            "arguments": arguments,
+        },
+        own_directory=str(trainer.args.output_dir),
     )
 
 
