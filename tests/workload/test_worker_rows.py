@@ -74,7 +74,9 @@ def test_an_open_file_is_one_for_all_processes(tmp_path: Path) -> None:
         refuse_other_rows(OpenFile(tmp_path / "rows"), 2)
 
 
-@pytest.mark.parametrize("data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, same=True)])
+@pytest.mark.parametrize(
+    "data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, same=True), {"one": [1, 2], "other": [3, 4]}, None]
+)
 def test_rows_that_are_the_same_or_cannot_be_compared_are_not_refused(data: Any) -> None:
     refuse_other_rows(data, 2)
 
@@ -127,3 +129,21 @@ def test_a_row_is_told_by_all_that_is_in_it() -> None:
     assert not told(numbers).like(told(numbers.flip(0)))
     assert not told([0.5]).like(told([0.6]))
     assert told(torch.tensor([torch.nan, 1.0])).like(told(torch.tensor([torch.nan, 1.0])))
+    masked = torch.tensor([-torch.inf, -torch.inf, 1.0])
+    assert told(masked).like(told(masked.clone()))
+    assert not told(masked).like(told(masked + 1))
+    assert told(torch.complex(numbers, numbers).conj()).like(told(torch.complex(numbers, -numbers)))
+
+
+def test_features_in_lists_are_told_as_those_in_arrays() -> None:
+    features = np.random.default_rng(0).random((80, 3000))
+    row = told({"input_features": features.tolist()})
+    assert len(row.sums) == 3 * len(features), "not three for each number"
+    assert row.like(told({"input_features": (features * (1 + 1e-6)).tolist()}))
+    assert not row.like(told({"input_features": features[::-1].tolist()}))
+
+
+def test_texts_in_an_array_are_compared() -> None:
+    first, other = (told(np.array([text, "same"], dtype=object)) for text in ("one", "other"))
+    assert first != other
+    assert first == told(np.array(["".join(["o", "ne"]), "same"], dtype=object))

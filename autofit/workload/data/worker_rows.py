@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from transformers import set_seed
 
 from autofit.errors import UserError
@@ -40,7 +40,7 @@ def refuse_other_rows(dataset: Any, workers: int) -> None:
     """
     if is_map_style(dataset):
         _refuse_torn(ToldRows(dataset), workers)
-    elif workers > 1:
+    elif workers > 1 and isinstance(dataset, IterableDataset):  # what else there is, only a loader of the user's own can read
         _refuse_repeated(dataset, workers)
 
 
@@ -123,17 +123,22 @@ def told(row: Any) -> Told:
         if isinstance(part, bytes):
             digest.update(part)
         else:
-            values = np.nan_to_num(part.astype(np.float64).ravel())
+            values = part.astype(np.float64).ravel()
+            finite = np.isfinite(values)
+            digest.update(np.packbits(finite).tobytes())
+            values[~finite] = 0.0
             sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
     return Told(digest.hexdigest(), tuple(sums))
 
 
 def _parts(value: Any) -> Iterator[bytes | Any]:
     yield type(value).__name__.encode()
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+    if isinstance(value, torch.Tensor):
         yield str(value.dtype).encode()
-        yield from _parts((value.detach().float() if value.is_floating_point() else value.detach()).cpu().numpy())
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        yield from _parts(_array(value))
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield from _parts(value.tolist())
+    elif isinstance(value, np.ndarray | np.generic):
         yield f"{value.dtype} {value.shape}".encode()
         yield np.asarray(value) if value.dtype.kind == "f" else value.tobytes()
     elif isinstance(value, float):
@@ -143,9 +148,24 @@ def _parts(value: Any) -> Iterator[bytes | Any]:
             yield str(name).encode()
             yield from _parts(part)
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _parts(part)
+        kinds = set(map(type, value))
+        if kinds == {float}:  # features may be lists of 240 000
+            yield from _parts(np.asarray(value))
+        elif kinds <= {str, int, bool}:
+            yield repr(value).encode()
+        else:
+            for part in value:
+                yield from _parts(part)
     elif isinstance(value, str | bytes | int | None):
         yield repr(value).encode()
     elif callable(getattr(value, "tobytes", None)):  # PIL
         yield value.tobytes()
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor's values; None of one that numpy has no form for (sparse, nested, quantized)."""
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        return (plain.float() if plain.is_floating_point() else plain).numpy()
+    except (RuntimeError, TypeError):
+        return None
