@@ -245,3 +245,22 @@ def test_a_second_child_reads_few_rows_unless_they_are_others(tmp_path: Path, mo
     assert again.summary() == third.summary() == found.summary()
     assert other.longest_batch(1) == (57,), "where row 99 is now"
     assert lengths_of(Sentences(LENGTHS)) is not None
+
+
+class Crops(Rows):
+    """Rows that are cut to another length at every read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        super().__getitem__(index)
+        return {"input_ids": [1] * (self.read % 7 + 1)}
+
+
+def test_rows_of_another_length_at_every_read_are_not_all_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    first, second = Crops([{}] * 100), Crops([{}] * 100)
+    found, again = map(lengths_of, (first, second))
+    assert found is not None
+    assert again is not None
+    assert first.read == 100
+    assert second.read <= 4 * CHECKED_ROWS
+    assert again.summary() == found.summary()

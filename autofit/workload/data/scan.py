@@ -221,11 +221,18 @@ def _by_row(dataset: Any, length_column: str, most_seconds: float, what: str) ->
 
 
 def _still_so(dataset: Any, scan: _Scan, length_column: str, what: str) -> bool:
-    """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process."""
+    """Whether rows have the lengths that were kept, by the longest and some others: code of the user's may order or draw them anew in each process.
+
+    Where a row's length is another at every read, nothing is gained by reading them all again.
+    """
     some = [*np.argsort(-scan.inputs)[:CHECKED_ROWS], *np.linspace(0, len(scan.rows) - 1, CHECKED_ROWS, dtype=np.int64)]
-    read = _read(dataset, scan.rows[some], time.monotonic() + CHECKED_SECONDS, what)
-    kept = zip(scan.inputs[some], scan.targets[some])
-    return all((length_of_row(row, length_column) or ())[:2] == lengths for (_, row), lengths in zip(read, kept))
+    deadline = time.monotonic() + CHECKED_SECONDS
+    for (index, row), *kept in zip(_read(dataset, scan.rows[some], deadline, what), scan.inputs[some], scan.targets[some]):
+        found = length_of_row(row, length_column)
+        if (found or ())[:2] != tuple(kept):
+            again = _read(dataset, [index] * CHECKED_ROWS, deadline, what)
+            return any(length_of_row(row, length_column) != found for _, row in again)
+    return True
 
 
 def _read(dataset: Any, order: Any, deadline: float, what: str) -> Iterator[tuple[int, Any]]:
