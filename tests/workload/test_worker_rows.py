@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,14 @@ def test_texts_in_an_array_are_compared() -> None:
     first, other = (told(np.array([text, "same"], dtype=object)) for text in ("one", "other"))
     assert first != other
     assert first == told(np.array(["".join(["o", "ne"]), "same"], dtype=object))
+
+
+def test_a_large_row_is_told_in_little_memory() -> None:
+    row = np.ones((10, 1_000_000), dtype=np.float32)
+    tracemalloc.start()
+    try:
+        told(row)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < row.nbytes

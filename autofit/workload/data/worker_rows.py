@@ -29,6 +29,7 @@ from autofit.workload.data.scan import is_map_style
 ROWS = 32  #: per process that are compared, at most
 SECONDS = 1.0  #: in which they are read
 ROUNDING = 1e-2  #: of the sum of absolute values, by which sums may differ
+BLOCK = 1 << 20  #: fractions that are summed at a time: a row may take most of the memory
 REPEATED = 0.1  #: of a stream's rows that two processes may both read: rows that are there twice
 
 
@@ -123,11 +124,13 @@ def told(row: Any) -> Told:
         if isinstance(part, bytes):
             digest.update(part)
         else:
-            values = part.astype(np.float64).ravel()
-            finite = np.isfinite(values)
-            digest.update(np.packbits(finite).tobytes())
-            values[~finite] = 0.0
-            sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
+            flat = part.ravel()
+            for begin in range(0, max(1, flat.size), BLOCK):
+                values = flat[begin : begin + BLOCK].astype(np.float64)
+                finite = np.isfinite(values)
+                digest.update(np.packbits(finite).tobytes())
+                values[~finite] = 0.0
+                sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
     return Told(digest.hexdigest(), tuple(sums))
 
 
