@@ -58,16 +58,16 @@ class OwnGenerator(Numbers):
 
 
 class Stream(IterableDataset[Any]):
-    """All rows, or where it shares them out each process's own; `same`: rows that are all alike."""
+    """All rows, or where it shares them out each process's own; `kinds` of them, each many times."""
 
-    def __init__(self, *, shares: bool, same: bool = False) -> None:
-        self._shares, self._same = shares, same
+    def __init__(self, *, shares: bool, kinds: int = COUNT) -> None:
+        self._shares, self._kinds = shares, kinds
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None and self._shares else (0, 1)
         for index in range(first, COUNT, step):
-            yield {"x": torch.tensor(0 if self._same else index)}
+            yield {"x": torch.tensor(index % self._kinds)}
 
 
 def test_an_open_file_is_one_for_all_processes(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_an_open_file_is_one_for_all_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, same=True), {"one": [1, 2], "other": [3, 4]}, None]
+    "data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, kinds=1), Stream(shares=True, kinds=7), {"one": [1, 2], "other": [3, 4]}, None]
 )
 def test_rows_that_are_the_same_or_cannot_be_compared_are_not_refused(data: Any) -> None:
     refuse_other_rows(data, 2)
