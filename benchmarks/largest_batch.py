@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.devices.device import Device
-from autofit.errors import UserError
+from autofit.errors import AutofitError, UserError
 from autofit.files import write_json
 from autofit.forecasts.laws import Setting, collect, law_class, uneven, versions
 from autofit.problem.config import TrialConfig
@@ -190,6 +190,14 @@ def _missed(by: Iterable[int]) -> str:
     return f"{len(found)} (by {max(found)} at most)" if found else "none"
 
 
+def _kept(path: Path, machine: dict[str, Any], wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of other models that this machine has recorded on the same day."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    return [row for row in before["rows"] if row["model"] not in wanted] if before["machine"]["versions"] == machine["versions"] else []
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Ask, try, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.largest_batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -214,14 +222,16 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             rows = rows_of(question, CLASSES, options.device)
             data["machine"] = next(rows)
+            if not data["rows"]:
+                data["rows"] = _kept(path.with_suffix(".json"), data["machine"], wanted)
             for row in rows:
                 data["rows"].append(row)
                 print(f"{row['model']} {TrialConfig.from_json(row['config']).label()} in {format_bytes(row['limit_bytes'])}: {row['predicted']} predicted, {row['found']} found")
                 write_json(path.with_suffix(".json"), data)
                 path.with_suffix(".md").write_text("\n".join(report(data)) + "\n", encoding="utf-8")
-    except UserError as error:
+    except AutofitError as error:
         print(f"error: {error.message}", file=sys.stderr)
-        return 2
+        return error.exit_code
     print(f"written: {path.relative_to(ROOT)}.md, .json")
     return 0
 

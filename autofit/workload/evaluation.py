@@ -22,7 +22,7 @@ from autofit.processes.exception_report import describe_exception
 from autofit.processes.failure import Evidence, classify_exception
 from autofit.trials.trial import Reason
 from autofit.workload.data.facts import lengths_digest
-from autofit.workload.data.scan import is_map_style, lengths_of
+from autofit.workload.data.scan import MOST_SECONDS, is_map_style, lengths_of
 from autofit.workload.digests import digest_of
 from autofit.workload.loader import batch_size_of
 from autofit.workload.sources import first_line
@@ -271,16 +271,17 @@ def evaluation_label(data: Any, settings: Mapping[str, Any]) -> str:
         data: the evaluation dataset, or a mapping of several.
         settings: of the user's TrainingArguments.
     """
-    sets = data if isinstance(data, Mapping) else {"": data}
-    told = [[str(name), _lengths_digest(one, str(name))] for name, one in sets.items()]
-    return f"{data_label(data)}, {digest_of([told, [settings.get(name) for name in SETTINGS]])}"
+    sets, told, end = data if isinstance(data, Mapping) else {"": data}, list[tuple[str, str | None]](), time.monotonic() + MOST_SECONDS
+    for name, one in sets.items():  # the rows of many sets take no longer than those of one: the evaluation reads them when it is tried
+        told.append((str(name), _lengths_digest(one, str(name)) if time.monotonic() < end else None))
+    return f"{data_label(data)}, {digest_of([told, [str(settings.get(name)) for name in SETTINGS]])}"
 
 
 def _lengths_digest(data: Any, name: str) -> str | None:
     """Of the lengths of all rows; None where they are not all known, and for rows that cannot be read, which the evaluation will say."""
     try:
         lengths = lengths_of(data, what=f"evaluation {name}".strip())
-    except UserError:
+    except Exception:  # rows may hold anything, and nobody may ever ask for an evaluation
         return None
     return lengths_digest(lengths, ordered=False) if lengths is not None and lengths.complete else None
 

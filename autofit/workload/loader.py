@@ -96,8 +96,8 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def repeats_in_workers(loader: Any) -> bool:
-    """Whether each worker would give the whole dataset: a stream does, unless it divides itself among workers, as those of the datasets library do and
-    as one has to that already has several."""
+    """Whether each worker may give the whole dataset: a stream does, unless it divides itself among workers, as those of the datasets library do and
+    as one has to that already has several. That of any other cannot be seen from outside, and is not risked."""
     dataset = getattr(loader, "dataset", None)
     stream = isinstance(dataset, torch.utils.data.IterableDataset) and not is_a(dataset, "IterableDataset")
     return stream and not getattr(loader, "num_workers", 0)

@@ -264,3 +264,22 @@ def test_rows_that_are_drawn_at_each_reading_are_scanned_once(tmp_path: Path, mo
     assert again is not None
     assert (first.read, second.read <= 4 * CHECKED_ROWS) == (100, True)
     assert again.summary() == found.summary()
+
+
+class Crops(Rows):
+    """Rows that are cut to another length at every read."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        super().__getitem__(index)
+        return {"input_ids": [1] * (self.read % 7 + 1)}
+
+
+def test_rows_of_another_length_at_every_read_are_not_all_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    first, second = Crops([{}] * 100), Crops([{}] * 100)
+    found, again = map(lengths_of, (first, second))
+    assert found is not None
+    assert again is not None
+    assert first.read == 100
+    assert second.read <= 4 * CHECKED_ROWS
+    assert again.summary() == found.summary()

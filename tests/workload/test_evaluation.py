@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from autofit.processes.protocol import SCRATCH
+from autofit.workload import evaluation
 from autofit.workload.evaluation import (
     data_label,
     evaluate,
@@ -97,6 +100,29 @@ def test_an_evaluation_of_longer_rows_or_with_other_settings_is_another() -> Non
     assert evaluation_label(ROWS[::-1], {}) == labels[0], "the longest rows are evaluated, wherever they are"
     assert evaluation_label(Stream(), {}).startswith("Stream of unknown length, ")
     assert evaluation_label([], {}).startswith("list of 0 rows, ")
+
+
+class Slow(list[Any]):
+    """Rows that take their time; `reads`: how many were read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_a_label_of_many_sets_takes_no_longer_than_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "MOST_SECONDS", 0.01)
+    sets = {name: Slow(ROWS[:2]) for name in "abc"}
+    evaluation_label(sets, {})
+    assert [rows.reads for rows in sets.values()] == [2, 0, 0]
+
+
+def test_rows_and_settings_of_any_kind_have_a_label() -> None:
+    ragged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    assert evaluation_label([{"input_values": ragged}], {"eval_accumulation_steps": np.int64(4)}).startswith("list of 1 rows, ")
 
 
 def trainer(tmp_path: Path, *, eval_dataset: Any, trainer_cls: type[Trainer] = Trainer, **more: Any) -> Trainer:

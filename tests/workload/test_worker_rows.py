@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,16 @@ class OwnGenerator(Numbers):
 
 
 class Stream(IterableDataset[Any]):
-    """All rows, or where it shares them out each process's own; `same`: rows that are all alike."""
+    """All rows, or where it shares them out each process's own; `kinds` of them, each many times."""
 
-    def __init__(self, *, shares: bool, same: bool = False) -> None:
-        self._shares, self._same = shares, same
+    def __init__(self, *, shares: bool, kinds: int = COUNT) -> None:
+        self._shares, self._kinds = shares, kinds
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker is not None and self._shares else (0, 1)
         for index in range(first, COUNT, step):
-            yield {"x": torch.tensor(0 if self._same else index)}
+            yield {"x": torch.tensor(index % self._kinds)}
 
 
 def test_an_open_file_is_one_for_all_processes(tmp_path: Path) -> None:
@@ -74,7 +75,9 @@ def test_an_open_file_is_one_for_all_processes(tmp_path: Path) -> None:
         refuse_other_rows(OpenFile(tmp_path / "rows"), 2)
 
 
-@pytest.mark.parametrize("data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, same=True)])
+@pytest.mark.parametrize(
+    "data", [Numbers(), OwnGenerator(), [{"x": 1}], Stream(shares=True), Stream(shares=False, kinds=1), Stream(shares=True, kinds=7), {"one": [1, 2], "other": [3, 4]}, None]
+)
 def test_rows_that_are_the_same_or_cannot_be_compared_are_not_refused(data: Any) -> None:
     refuse_other_rows(data, 2)
 
@@ -127,6 +130,35 @@ def test_a_row_is_told_by_all_that_is_in_it() -> None:
     assert not told(numbers).like(told(numbers.flip(0)))
     assert not told([0.5]).like(told([0.6]))
     assert told(torch.tensor([torch.nan, 1.0])).like(told(torch.tensor([torch.nan, 1.0])))
+    masked = torch.tensor([-torch.inf, -torch.inf, 1.0])
+    assert told(masked).like(told(masked.clone()))
+    assert not told(masked).like(told(masked + 1))
+    assert told(torch.complex(numbers, numbers).conj()).like(told(torch.complex(numbers, -numbers)))
+
+
+def test_features_in_lists_are_told_as_those_in_arrays() -> None:
+    features = np.random.default_rng(0).random((80, 3000))
+    row = told({"input_features": features.tolist()})
+    assert len(row.sums) == 3 * len(features), "not three for each number"
+    assert row.like(told({"input_features": (features * (1 + 1e-6)).tolist()}))
+    assert not row.like(told({"input_features": features[::-1].tolist()}))
+
+
+def test_texts_in_an_array_are_compared() -> None:
+    first, other = (told(np.array([text, "same"], dtype=object)) for text in ("one", "other"))
+    assert first != other
+    assert first == told(np.array(["".join(["o", "ne"]), "same"], dtype=object))
+
+
+def test_a_large_row_is_told_in_little_memory() -> None:
+    row = np.ones((10, 1_000_000), dtype=np.float32)
+    tracemalloc.start()
+    try:
+        told(row)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < row.nbytes
 
 
 def test_a_row_with_an_infinite_mask_is_like_itself_and_unlike_another() -> None:

@@ -5,7 +5,7 @@ out its rows gives each process all of them. Both are fast and raise nothing, an
 
 Rows are compared by digest, and by sums where they hold fractions, which other numbers of threads round in other ways; each is read with a random state
 of its own. Not covered: datasets that draw from generators of their own (they read other rows twice in one process), what is neither number nor text in a
-row, streams whose processes shuffle the same rows far apart, and collators.
+row, streams whose processes shuffle the same rows far apart or that hold rows several times, and collators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from transformers import set_seed
 
 from autofit.errors import UserError
@@ -29,6 +29,7 @@ from autofit.workload.data.scan import is_map_style
 ROWS = 32  #: per process that are compared, at most
 SECONDS = 1.0  #: in which they are read
 ROUNDING = 1e-2  #: of the sum of absolute values, by which sums may differ
+BLOCK = 1 << 20  #: fractions that are summed at a time: a row may take most of the memory
 REPEATED = 0.1  #: of a stream's rows that two processes may both read: rows that are there twice
 
 
@@ -40,7 +41,7 @@ def refuse_other_rows(dataset: Any, workers: int) -> None:
     """
     if is_map_style(dataset):
         _refuse_torn(ToldRows(dataset), workers)
-    elif workers > 1:
+    elif workers > 1 and isinstance(dataset, IterableDataset):  # what else there is, only a loader of the user's own can read
         _refuse_repeated(dataset, workers)
 
 
@@ -90,13 +91,14 @@ def _refuse_torn(rows: ToldRows, workers: int) -> None:
 
 
 def _refuse_repeated(stream: Any, workers: int) -> None:
-    read: dict[int, set[Told]] = defaultdict(set)
+    read: dict[int, list[Told]] = defaultdict(list)
     loader = DataLoader(stream, batch_size=1, num_workers=workers, collate_fn=_signed)
     for worker, row in _until(time.monotonic() + SECONDS * 2, itertools.islice(loader, ROWS * workers)):
-        read[worker].add(row)
-    for one, other in itertools.combinations(read.values(), 2):
-        # Rows that are all alike say nothing.
-        if min(len(one), len(other)) > 1 and len(one & other) > REPEATED * min(len(one), len(other)):
+        read[worker].append(row)
+    # Rows that come again within one process say nothing.
+    distinct = [found for rows in read.values() if len(found := set(rows)) > max(1.0, (1 - REPEATED) * len(rows))]
+    for one, other in itertools.combinations(distinct, 2):
+        if len(one & other) > REPEATED * min(len(one), len(other)):
             raise UserError(
                 f"each of {workers} processes reads the same rows of the stream, which are trained on {workers} times",
                 hint="share them out by torch.utils.data.get_worker_info() where the stream is read",
@@ -123,17 +125,24 @@ def told(row: Any) -> Told:
         if isinstance(part, bytes):
             digest.update(part)
         else:
-            values = np.nan_to_num(part.astype(np.float64).ravel(), posinf=0.0, neginf=0.0)  # a mask's -inf: sums of its stand-ins overflow
-            sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
+            flat = part.ravel()
+            for begin in range(0, max(1, flat.size), BLOCK):
+                values = flat[begin : begin + BLOCK].astype(np.float64)
+                finite = np.isfinite(values)
+                digest.update(np.packbits(finite).tobytes())
+                values[~finite] = 0.0
+                sums += [float(values.sum()), float(np.abs(values).sum()), float(values @ np.linspace(0.0, 1.0, values.size))]
     return Told(digest.hexdigest(), tuple(sums))
 
 
 def _parts(value: Any) -> Iterator[bytes | Any]:
     yield type(value).__name__.encode()
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+    if isinstance(value, torch.Tensor):
         yield str(value.dtype).encode()
-        yield from _parts((value.detach().float() if value.is_floating_point() else value.detach()).cpu().numpy())
-    elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        yield from _parts(_array(value))
+    elif isinstance(value, np.ndarray) and value.dtype == object:
+        yield from _parts(value.tolist())
+    elif isinstance(value, np.ndarray | np.generic):
         yield f"{value.dtype} {value.shape}".encode()
         yield np.asarray(value) if value.dtype.kind == "f" else value.tobytes()
     elif isinstance(value, float):
@@ -143,9 +152,24 @@ def _parts(value: Any) -> Iterator[bytes | Any]:
             yield str(name).encode()
             yield from _parts(part)
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _parts(part)
+        kinds = set(map(type, value))
+        if kinds == {float}:  # features may be lists of 240 000
+            yield from _parts(np.asarray(value))
+        elif kinds <= {str, int, bool}:
+            yield repr(value).encode()
+        else:
+            for part in value:
+                yield from _parts(part)
     elif isinstance(value, str | bytes | int | None):
         yield repr(value).encode()
     elif callable(getattr(value, "tobytes", None)):  # PIL
         yield value.tobytes()
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor's values; None of one that numpy has no form for (sparse, nested, quantized)."""
+    try:
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+        return (plain.float() if plain.is_floating_point() else plain).numpy()
+    except (RuntimeError, TypeError):
+        return None
