@@ -131,6 +131,7 @@ def test_a_disk_that_is_full_ends_the_run_with_the_table_of_what_was_recorded(
     def refuse(path: Path, data: object) -> None:
         raise UserError(f"cannot write {str(path)!r}: No space left on device")
 
+    monkeypatch.setenv("AUTOFIT_CACHE_DIR", str(tmp_path / "cache"))  # the command sets it for its process, which is that of all tests here
     identity = {"dry_run": True, "device": "cpu", "torch": "2", "transformers": "5"}
     monkeypatch.setattr(command, "STAGES", dict.fromkeys(command.STAGE_NAMES, Filled()))
     monkeypatch.setattr(Bench, "identity", lambda self: identity)
