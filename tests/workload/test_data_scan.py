@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +49,6 @@ class Features:
 
     input_ids: list[int]
     label: int = 0
-
-
-class Drawn(Rows):
-    """Rows of lengths that are drawn at each reading."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {"input_ids": super().__getitem__(index)["input_ids"][: random.randint(1, 1000)]}
 
 
 class Stream(IterableDataset[Any]):
@@ -253,17 +245,6 @@ def test_a_second_child_reads_few_rows_unless_they_are_others(tmp_path: Path, mo
     assert again.summary() == third.summary() == found.summary()
     assert other.longest_batch(1) == (57,), "where row 99 is now"
     assert lengths_of(Sentences(LENGTHS)) is not None
-
-
-def test_rows_that_are_drawn_at_each_reading_are_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SCRATCH, str(tmp_path))
-    rows = [{"input_ids": [1] * 1000}] * 100
-    first, second = Drawn(rows), Drawn(rows)
-    found, again = lengths_of(first), lengths_of(second)
-    assert found is not None
-    assert again is not None
-    assert (first.read, second.read <= 4 * CHECKED_ROWS) == (100, True)
-    assert again.summary() == found.summary()
 
 
 class Crops(Rows):

@@ -159,10 +159,3 @@ def test_a_large_row_is_told_in_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert peak < row.nbytes
-
-
-def test_a_row_with_an_infinite_mask_is_like_itself_and_unlike_another() -> None:
-    mask = [float("-inf"), float("-inf"), 0.0]
-    one, again, other = (told({"mask": torch.tensor(mask), "x": torch.tensor([x])}) for x in (1.0, 1.0, 2.0))
-    assert one.like(again)
-    assert not one.like(other)
